@@ -21,7 +21,7 @@ from sphinx.transforms import SphinxTransform
 ROOT = Path(__file__).resolve().parents[1]
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # `python` of notebooks
 OURS = ("benchmark", "methods", "datamodules")
-OTHERS = {"torch", "lightning", "numpy", "pandas", "jsonargparse", "optuna", "rich", "pydantic_core", "markupsafe"}
+OTHERS = {"torch", "lightning", "numpy", "pandas", "jsonargparse", "rich", "pydantic_core", "markupsafe"}
 OTHERS |= {"matplotlib", "pytest", "Figure", *sys.stdlib_module_names}
 
 project = "fssl-bench"
@@ -47,7 +47,6 @@ exclude_patterns = [
     "site",
     "tests",
     "results/runs",
-    "results/tuning",
     "docs/examples",
     "docs/_*",
 ]

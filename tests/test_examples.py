@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from benchmark.api import fit
+from benchmark.board.tune import HOLDOUTS
 from benchmark.cli import main, split_dotted
 from benchmark.contract import runs
 from benchmark.contract.checks import Check, title
-from benchmark.tuning import HOLDOUTS
 from federations import make_federation, run_rows
 from methods.base import Upload
 

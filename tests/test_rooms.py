@@ -30,11 +30,10 @@ ROOMS = {
     "report": (*BASE, "runs", "suites"),
     "site": (*BASE, "runs", "suites", "report"),
     "run": (*RUNS, "launch"),
-    "tuning": (*RUNS, "suites", "launch"),
-    "admission": (*RUNS, "suites", "launch", "report"),
     "api": (*RUNS, "suites", "report", "run"),
-    "submission": (*RUNS, "suites", "contract", "report", "run", "tuning"),
-    "commands": (*RUNS, "suites", "launch", "report", "site", "run", "tuning", "admission", "submission"),
+    "board": (*RUNS, "suites", "launch", "report", "run"),
+    "submission": (*RUNS, "suites", "contract", "report", "run", "board"),
+    "commands": (*RUNS, "suites", "launch", "report", "site", "run", "board", "submission"),
     "cli": (*RUNS, "launch", "commands"),
     "__main__": ("cli",),
     "perf": (*RUNS, "suites", "contract", "launch", "run", "api"),
@@ -137,4 +136,4 @@ def test_the_command_line_lies_on_top() -> None:
     """What leads from the command line to one run, and the rooms behind it."""
     files = {file.stem for file in (ROOT / "benchmark").glob("*.py")}
     known = {"__init__", "__main__", "api", "cli", "console", "run", "config", "registry", "files"}
-    assert files <= known | {"arguments", "argument_help", "admission", "tuning"}
+    assert files <= known | {"arguments", "argument_help"}

@@ -35,9 +35,7 @@ scales:
   quick:
     seeds: [0, 1, 2]
     tuning:
-      factors: [0.5, 1]
       rates: [method.lr]
-      share_of_rounds: 0.5
       seeds: [1000]
       set: {data.labelled_holdout: 0.5}
 """

@@ -26,10 +26,9 @@ SPEC = {
         "quick": {
             "seeds": [0, 1],
             "tuning": {
-                "factors": [0.001, 1, 2],
                 "rates": ["method.lr", "method.lr_unlabelled"],
-                "share_of_rounds": 0.7,
-                "set": {"seed": 1000, "data.labelled_holdout": 0.5, "data.labelled_clients": 3},
+                "seeds": [1000],
+                "set": {"data.labelled_holdout": 0.5, "data.labelled_clients": 3},
                 "methods": {"fed_consist": {"method.warmup_rounds": 0}},
             },
         },
@@ -39,7 +38,7 @@ SPEC = {
 
 
 LEARNS = {**SPEC, "base": {"set": {**SPEC["base"]["set"], "data": "digits"}}}
-"""With so many steps that three rounds teach something."""
+"""With so many steps that four rounds teach something."""
 
 
 def toy(tmp_path, spec=SPEC):

@@ -20,17 +20,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     """Run the command; returns its exit code."""
     refuse(dotted, "admit")
-    from benchmark import admission
+    from benchmark.board import admit
 
     runtime = runtime_of(options)
     suite = load(options.paper)
     jobs, _ = jobs_and_gpus(options, runtime)
-    for name, made in admission.admit(suite, options.scale, runtime, jobs).items():
+    for name, made in admit.admit(suite, options.scale, runtime, jobs).items():
         rises = ", ".join(f"{label} {rise:+.1f}" for label, rise in made["rise"].items() if rise is not None)
         print(
             f"{name}: {'admitted' if made['admitted'] else 'not admitted'}; all labels are worth {made['gap']:.1f} "
-            f"points ({admission.GAP:g} needed), unlabelled data {made['premise']:.1f} in one place "
-            f"({admission.PREMISE:g} needed); late rise {rises or 'unknown'} (below {admission.RISE:g} needed)"
+            f"points ({admit.GAP:g} needed), unlabelled data {made['premise']:.1f} in one place "
+            f"({admit.PREMISE:g} needed); late rise {rises or 'unknown'} (below {admit.RISE:g} needed)"
         )
     print(f"wrote {suite.admitted.path(options.scale)}")
     return 0

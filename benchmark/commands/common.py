@@ -111,12 +111,12 @@ def forget_trials(
         BenchError: the trials could not start here, the suite takes no choices, or a process is working on one of the
             runs.
     """
-    from benchmark import tuning
+    from benchmark.board import tune
 
-    check_startable(run for trial in tuning.trials(suite, scale, rows, runtime) for run in trial.runs)
+    check_startable(run for row in rows for run in tune.trial(suite, scale, row, 0, runtime).runs)
     suite.check_writable("choices", "tune")
-    discard([*tuning.left(suite, scale, rows, runtime), *more])
-    tuning.forget(suite, scale, rows, runtime)
+    discard([*tune.left(suite, scale, rows, runtime), *more])
+    tune.forget(suite, scale, rows)
 
 
 def check_startable(runs: Iterable[Run]) -> None:

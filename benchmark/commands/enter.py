@@ -47,7 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     """Run the command; returns its exit code."""
     refuse({name: value for name, value in dotted.items() if not name.startswith("method.")}, "enter")
-    from benchmark import tuning
+    from benchmark.board.tune import tune
     from benchmark.launch import pool
     from benchmark.launch.progress import Display
     from benchmark.launch.resume import is_complete
@@ -67,7 +67,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
     if options.overwrite:
         forget_trials(suite, options.scale, own, runtime, folders(suite))
-    tuning.tune(suite, options.scale, own, runtime, jobs)
+    tune(suite, options.scale, own, runtime, jobs)
 
     suite = load(str(path))  # with what was chosen
     plan = suite.plan(options.scale, seeds, runtime)

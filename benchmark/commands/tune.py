@@ -16,7 +16,7 @@ from benchmark.commands.common import (
 )
 from benchmark.suites.suite import load
 
-ABOUT = "Choose the learning rates of a suite's rows by a few short runs on held-out training images."
+ABOUT = "Choose the learning rates of a suite's rows by whole runs that are scored on held-out training examples."
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     """Run the command; returns its exit code."""
     refuse(dotted, "tune")
-    from benchmark import tuning
+    from benchmark.board.tune import tune
 
     runtime = runtime_of(options)
     suite = load(options.paper)
@@ -44,8 +44,8 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     jobs, _ = jobs_and_gpus(options, runtime)
     if options.overwrite:
         forget_trials(suite, options.scale, rows, runtime)
-    for name, made in tuning.tune(suite, options.scale, rows, runtime, jobs).items():
+    for name, made in tune(suite, options.scale, rows, runtime, jobs).items():
         chosen = ", ".join(f"{option} {value:g}" for option, value in made["options"].items())
-        print(f"{name}: {chosen} of {len(made['tried'])} tried")
+        print(f"{name}: {chosen} of {len(made['tried'])} tried{'' if made['interior'] else ', not interior'}")
     print(f"wrote {suite.tuned.path(options.scale)}")
     return 0

@@ -40,7 +40,7 @@ class Setting:
             the ``resolution`` of the setting, the costs to reach the reference's mean accuracy, the tuned options, and
             which seed was ``verified``.
         averaged: the rounds of ``last_k_mean``, such as ``10 rounds``.
-        admission: what the test of admission has found (``benchmark.admission.judged``); empty if it was not made.
+        admission: what the test of admission has found (``benchmark.board.admit.judged``); empty if it was not made.
     """
 
     table: Table
@@ -210,7 +210,7 @@ def _spent(done: Sequence[tuple[Record, Sequence[Evaluated]]], goal: float) -> d
 
 def _tuned(suite: Suite, plan: Plan, row: Row) -> str:
     """The options that tuning has chosen for a row, such as ``lr 0.03``."""
-    chosen = suite.tuned.entries(plan.scale).get(row.full_name, {}).get("options", {})
+    chosen = suite.choices(plan.scale).get(row.full_name, {}).get("options", {})
     return ", ".join(f"{name.partition('.')[2]} {value:g}" for name, value in chosen.items())
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark import tuning
+from benchmark.board import tune
 from benchmark.config import RunConfig, Runtime, identity, spelled
 from benchmark.contract import checks
 from benchmark.files import read_yaml
@@ -173,23 +173,23 @@ def _partitions(one: Submission, results: Path) -> Point:
 
 
 def _tuned(one: Submission) -> Point:
-    """Check that the choice follows from the journal, and that no more was tried than allowed."""
-    journal = tuning.journal_of(one.suite, one.scale, one.folder)
-    given, problems = one.suite.tuned.own(one.scale).get(one.row.full_name), []
+    """Check that the choice follows from the trials, and that no more was tried than allowed."""
+    given, problems = dict(one.suite.tuned.own(one.scale).get(one.row.full_name, {})), []
+    given.pop("trials", None)
     where = f"tuned/{one.suite.tuned.path(one.scale).name}"
     if extra := [name for name in one.suite.tuned.own(one.scale) if name != one.row.full_name]:
         problems.append(f"{where} also has {', '.join(extra)}; a submission is of one row")
     try:
-        made, missing, tried = tuning.retraced(one.suite, one.scale, one.row, journal)
+        made, missing, tried = tune.retraced(one.suite, one.scale, one.row)
     except BenchError as error:
         return Point("tuning", "", (*problems, str(error)))
     if missing:
         problems.append(
-            f"the journal has no trial of the rule with {'; '.join(missing)}: a different rate, seed, held-out part or "
+            f"{where} has no trial of the rule with {'; '.join(missing)}: a different rate, seed, held-out part or "
             "number of rounds is a different trial; tune with `enter`"
         )
     elif given != made:
-        problems += [f"{where}: {text}" for text in _choices_apart(given or {}, made or {})]
+        problems += [f"{where}: {text}" for text in _choices_apart(given, made or {})]
     if tried > MOST_CONFIGURATIONS:
         problems.append(f"{tried} configurations were tried; the rules allow {MOST_CONFIGURATIONS}")
     chosen = ", ".join(f"{name} {value:g}" for name, value in (made or {}).get("options", {}).items())
@@ -199,7 +199,7 @@ def _tuned(one: Submission) -> Point:
 def _choices_apart(given: Mapping[str, Any], made: Mapping[str, Any]) -> list[str]:
     names = dict.fromkeys([*made, *given])
     return [
-        f"{name} is {given.get(name, 'missing')}, but the journal gives {made.get(name, 'none')}; run `tune` again"
+        f"{name} is {given.get(name, 'missing')}, but the trials give {made.get(name, 'none')}; run `tune` again"
         for name in names
         if given.get(name) != made.get(name)
     ]

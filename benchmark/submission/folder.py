@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark import ROOT, tuning
+from benchmark import ROOT
 from benchmark.config import Run, Runtime
 from benchmark.contract import checks
 from benchmark.files import dump_yaml, read_yaml, write_atomic
@@ -79,7 +79,7 @@ def pack(suite: Suite, scale: str, results: Path, out: Path, tell: Callable[[str
     Args:
         suite: suite written by ``enter``.
         scale: scale of the leaderboard.
-        results: folder that holds ``runs`` and ``tuning``.
+        results: folder that holds ``runs``.
         out: the folder to create.
         tell: called with progress messages of the contract tests.
 
@@ -89,10 +89,9 @@ def pack(suite: Suite, scale: str, results: Path, out: Path, tell: Callable[[str
     row = own_row(suite)
     if out.exists():
         raise ConfigError(f"{out} exists already; delete it, or name another folder with --out")
-    tuned, journal = suite.tuned.path(scale), tuning.journal_of(suite, scale, results)
-    for file in (tuned, journal):
-        if not file.exists():
-            raise ConfigError(f"{file}: there is no such file; `enter` tunes the row and creates it")
+    tuned = suite.tuned.path(scale)
+    if not tuned.exists():
+        raise ConfigError(f"{tuned}: there is no such file; `enter` tunes the row and creates it")
     runs = list(suite.runs(row, scale, runtime=Runtime(results_dir=str(results))).values())
     checked = {
         "method_source": method_source(runs[0]),
@@ -101,7 +100,7 @@ def pack(suite: Suite, scale: str, results: Path, out: Path, tell: Callable[[str
     spec = read_yaml(suite.file)
     if str(spec["extends"]).endswith(".yaml"):
         spec["extends"] = os.path.relpath((suite.folder / spec["extends"]).resolve(), out.resolve())
-    files = {f"{tuned.parent.name}/{tuned.name}": tuned, f"{tuning.FOLDER}/{journal.name}": journal}
+    files = {f"{tuned.parent.name}/{tuned.name}": tuned}
     files |= {f"runs/{run.folder.name}/{name}": run.folder / name for run in runs for name in FILES}
     for name, file in (files | _sources(runs[0])).items():
         if file.exists():

@@ -25,6 +25,8 @@ TOLD = 3  # problems that one message lists
 
 SCALARS = (str, int, float, bool, type(None))
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Unreported = Annotated[int, Field(ge=1000, lt=2**32)]
+"""A seed that tuning or admission may use (RULES.md)."""
 
 
 def _one_value(value: Any) -> Any:
@@ -79,12 +81,8 @@ class _PerDataset(_Layer):
 
 
 class _Tuning(_PerDataset):
-    factors: Annotated[list[Annotated[float, Field(gt=0, allow_inf_nan=False, strict=False)]], Field(min_length=1)]
     rates: Annotated[list[str], Field(min_length=1)]
-    share_of_rounds: Annotated[float, Field(gt=0, le=1, strict=False)]
-    beyond: Annotated[float, Field(gt=1, allow_inf_nan=False, strict=False)] | None = None
-    lengths: list[str] = []
-    seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
+    seeds: Annotated[list[Unreported], Field(min_length=1)]
 
 
 class _Central(_PerDataset):
@@ -93,7 +91,7 @@ class _Central(_PerDataset):
 
 
 class _Admission(_Part):
-    seeds: Annotated[list[Seed], Field(min_length=1)]
+    seeds: Annotated[list[Unreported], Field(min_length=1)]
     central: _Central
 
 
@@ -148,22 +146,6 @@ def check(spec: Mapping[str, Any], where: str) -> None:
     _check_names(suite, where)
 
 
-def check_unreported(seeds: Iterable[int], scale: str, reported: Iterable[int], where: str) -> None:
-    """Check that a choice, of rates or of a setting, rests on no seed that the scale reports.
-
-    Args:
-        seeds: those of the choice.
-        scale: name of the scale.
-        reported: the scale's seeds.
-        where: what chooses, for the message.
-
-    Raises:
-        ConfigError: one is reported.
-    """
-    if both := sorted({*seeds} & {*reported}):
-        raise ConfigError(f"{where} has the seed {both[0]}, which scale {scale} reports; choose others")
-
-
 def _check_names(suite: _Suite, where: str) -> None:
     """Check that names of methods, labels, data sets, tables, metrics and scales exist, and that rows are unique."""
     numbers = [str(number) for number in suite.tables]
@@ -190,11 +172,13 @@ def _check_names(suite: _Suite, where: str) -> None:
             _known("data set label", part.datasets, suite.datasets, f"{where}, {place}")
         _known("table", map(str, scale.tables), numbers, f"{where}, scale {name}")
         _known("method label", scale.without, suite.labels, f"{where}, scale {name}, without")
-        seeds = {"seeds": scale.seeds, "tuning.seeds": (scale.tuning and scale.tuning.seeds) or []}
-        seeds |= {"admission.seeds": scale.admission.seeds} if scale.admission else {}
+        choosing = {"tuning": scale.tuning, "admission": scale.admission}
+        seeds = {"seeds": scale.seeds} | {f"{key}.seeds": one.seeds for key, one in choosing.items() if one}
         for key, given in seeds.items():
             if len(set(given)) < len(given):
                 raise ConfigError(f"{where}: scales.{name}.{key} has a seed twice: {given}")
+            if both := key != "seeds" and {*given} & {*scale.seeds}:
+                raise ConfigError(f"{where}: scales.{name}.{key} has {min(both)}, which scale {name} reports")
     for place, layer in layers.items():
         if suite.labels:
             _known("method", layer.methods, methods, f"{where}, {place}.methods")

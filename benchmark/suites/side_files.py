@@ -69,7 +69,7 @@ def tuned(folder: Path, paper: str, extended: SideFile | None) -> SideFile:
         folder / "tuned",
         paper,
         "Made by `python -m benchmark tune`: the rates that a row uses, and all that were tried.",
-        lambda entry: isinstance(entry.get("options"), dict),
+        lambda entry: isinstance(entry.get("options", entry.get("trials")), dict),
         "there are no `options`; `tune` writes them",
         extended,
     )

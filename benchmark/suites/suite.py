@@ -57,7 +57,7 @@ class Suite:
         extended: the suite on top of which ``spec`` was written, and which ``spec`` holds already.
 
     Attributes:
-        tuned: which options tuning has chosen.
+        tuned: what tuning has tried and chosen for this suite (``choices`` has those of the extended one, too).
         admitted: which settings are ranked.
         verified: which rows somebody else has run again.
 
@@ -79,7 +79,7 @@ class Suite:
         check(spec, where)
         self.paper, self.title, self.report = str(spec["paper"]), str(spec["title"]), str(spec["report"])
         self.ranked = bool(spec.get("ranked", False))
-        self.tuned: SideFile = side_files.tuned(folder, self.paper, extended.tuned if extended else None)
+        self.tuned: SideFile = side_files.tuned(folder, self.paper, None)
         self.admitted: SideFile = side_files.admitted(folder, self.paper, extended.admitted if extended else None)
         self.verified: SideFile = side_files.verified(folder, self.paper, extended.verified if extended else None)
         self._chosen: dict[str, dict[str, Any]] = {}
@@ -230,8 +230,8 @@ class Suite:
         """
         at, last = self.scale(scale), last or {}
         table = at["tables"].get(row.table, {})
-        if scale not in self._chosen:
-            self._chosen[scale] = {name: entry["options"] for name, entry in self.tuned.entries(scale).items()}
+        if tuned and scale not in self._chosen:
+            self._chosen[scale] = {n: entry.get("options", {}) for n, entry in self.choices(scale).items()}
         chosen = self._chosen[scale].get(row.full_name, {}) if tuned else {}
 
         def of_data(layer: Options) -> Options:
@@ -252,6 +252,28 @@ class Suite:
             "trial's data set": of_data(last),
         }
         return {name: layers[name] or {} for name in LAYERS}
+
+    def choices(self, scale: str) -> dict[str, Any]:
+        """What tuning has chosen for rows, by ``Row.full_name``, with all that it tried.
+
+        A choice made for the suite that this one extends counts where both have the row alike: the same configuration
+        before tuning, whatever the seeds, and the same rule of tuning.
+        """
+        return {**self._inherited(scale), **self.tuned.own(scale)}
+
+    def _inherited(self, scale: str) -> dict[str, Any]:
+        base = self.extended
+        if base is None or scale not in base.spec["scales"]:
+            return {}
+        if self.scale(scale).get("tuning") != base.scale(scale).get("tuning"):
+            return {}
+        ours, theirs = ({row.full_name: row for row in suite.rows} for suite in (self, base))
+
+        def alike(name: str) -> bool:
+            own, other = self.values(ours[name], scale, tuned=False), base.values(theirs[name], scale, tuned=False)
+            return own | {"seed": None} == other | {"seed": None}
+
+        return {n: entry for n, entry in base.choices(scale).items() if n in ours and n in theirs and alike(n)}
 
     def values(self, row: Row, scale: str, tuned: bool = True, last: Options | None = None) -> dict[str, Any]:
         """The configuration of a row at a scale as the suite gives it, without defaults; arguments as in ``layers``."""

@@ -10,10 +10,11 @@ import random
 import socket
 import struct
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,21 @@ CLASS_COUNTS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
         (1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595),
     ),
     "fashion_mnist": ((6000,) * 10, (1000,) * 10),
+    "mnist": (
+        (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949),
+        (980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009),
+    ),
     "cinic10": ((9000,) * 10, (9000,) * 10),
     "isic2018": ((261, 425, 873, 88, 889, 5363, 113), (66, 89, 226, 27, 224, 1342, 29)),
 }
 DEBIAN_FASHION_MNIST = "/usr/share/datasets/fashion-mnist"
+MNIST_MD5 = {
+    "train-images-idx3": "6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1": "a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3": "2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1": "27ae3e4e09519cfbb04c629615203637",
+}
+"""MD5 of MNIST's unpacked files."""
 ISIC_CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 
 _log = logging.getLogger(__name__)
@@ -339,34 +351,82 @@ def svhn(data_dir: Folder, download: bool = True) -> Arrays:
     )
 
 
+def mnist(data_dir: Folder, download: bool = True) -> Arrays:
+    """Read MNIST, 60 000 + 10 000 images 28x28x1 in original order; the files' content must be the published one."""
+    return _mnist(
+        "mnist",
+        "MNIST",
+        ["MNIST/raw/{}-ubyte", "MNIST/raw/{}-ubyte.gz"],
+        tuple("0123456789"),
+        download,
+        data_dir,
+        "Run torchvision.datasets.MNIST('.', download=True) where there is a network and copy MNIST",
+        MNIST_MD5,
+    )
+
+
 def fashion_mnist(data_dir: Folder, download: bool = True) -> Arrays:
     """Read Fashion-MNIST, 60 000 + 10 000 images 28x28x1 in original order; also finds Debian's package."""
     from torchvision import datasets
 
-    def read(root: Path, files: list[Path]) -> Content:
-        train_images, train_labels, test_images, test_labels = map(_idx, files)
-        classes = datasets.FashionMNIST.classes
-        return train_images[..., None], train_labels, test_images[..., None], test_labels, classes
-
-    parts = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
-    places = (
-        "FashionMNIST/raw/{}-ubyte",
-        "FashionMNIST/raw/{}-ubyte.gz",
-        DEBIAN_FASHION_MNIST + "/{}-ubyte.gz",
-    )
-    return load(
+    return _mnist(
         "fashion_mnist",
+        "FashionMNIST",
+        [
+            "FashionMNIST/raw/{}-ubyte",
+            "FashionMNIST/raw/{}-ubyte.gz",
+            DEBIAN_FASHION_MNIST + "/{}-ubyte.gz",
+        ],
+        datasets.FashionMNIST.classes,
+        download,
         data_dir,
-        [FileLayout(tuple(place.format(part) for part in parts), read) for place in places],
-        (lambda root: datasets.FashionMNIST(root, download=True)) if download else None,
         "Install Debian's package dataset-fashion-mnist, or run torchvision.datasets.FashionMNIST('.', "
         "download=True) where there is a network and copy FashionMNIST",
     )
 
 
-def _idx(file: Path) -> NDArray[np.uint8]:
-    """Read an IDX file of bytes, gzipped or not."""
+def _mnist(
+    name: str,
+    kind: str,
+    places: Sequence[str],
+    classes: Sequence[str],
+    download: bool,
+    data_dir: Folder,
+    remedy: str,
+    md5: Mapping[str, str] = MappingProxyType({}),
+) -> Arrays:
+    """Read a data set in MNIST's four files, gzipped or not.
+
+    Args:
+        name: see ``load``.
+        kind: torchvision's class, which downloads it.
+        places: where a file may lie, with ``{}`` for the part.
+        classes: the classes' names.
+        download: whether to download it.
+        data_dir: see ``load``.
+        remedy: see ``load``.
+        md5: MD5 of the files' content by part, where it is checked.
+    """
+    from torchvision import datasets
+
+    def read(root: Path, files: list[Path]) -> Content:
+        arrays = [_idx(file, md5.get(part)) for file, part in zip(files, MNIST_MD5, strict=True)]
+        return arrays[0][..., None], arrays[1], arrays[2][..., None], arrays[3], classes
+
+    return load(
+        name,
+        data_dir,
+        [FileLayout(tuple(place.format(part) for part in MNIST_MD5), read) for place in places],
+        (lambda root: getattr(datasets, kind)(root, download=True)) if download else None,
+        remedy,
+    )
+
+
+def _idx(file: Path, md5: str | None = None) -> NDArray[np.uint8]:
+    """Read an IDX file of bytes, gzipped or not; its content must have the MD5, if one is given."""
     data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    if md5 and (found := hashlib.md5(data, usedforsecurity=False).hexdigest()) != md5:
+        raise DataError(f"the content of {file.name} has the MD5 {found} instead of {md5}")
     start, kind, axes = struct.unpack_from(">HBB", data)
     if (start, kind) != (0, 8):
         raise DataError(f"{file.name} is not an IDX file of bytes")

@@ -67,7 +67,7 @@ def test_a_method_gets_its_row(entered, capsys):
     assert "of 3 by the mean" in out and "not resolved" in out and "| mid" in out and "(3 seeds)" in out
     suite = load("board-Mine-one.yaml")
     (chosen,) = suite.tuned.own("quick").values()
-    assert len(chosen["tried"]) == 2
+    assert len(chosen["tried"]) == len(chosen["trials"]) >= 3
     assert len(list((board / "results" / "runs").iterdir())) == 9
     before = {path: path.stat().st_mtime_ns for path in (board / "results").rglob("record.json")}
     assert main([*ENTER, "--table", "one"]) == 0  # nothing is run twice

@@ -9,7 +9,7 @@ import torch
 from benchmark import ROOT
 
 ABSENT = (
-    "jinja2", "matplotlib", "mpl_toolkits", "optuna", "pandas", "pip", "rich", "scikit_learn", "scipy", "sklearn",
+    "jinja2", "matplotlib", "mpl_toolkits", "pandas", "pip", "rich", "scikit_learn", "scipy", "sklearn",
     "statsmodels", "tabulate", "timm", "torchvision", "transformers", "wandb",
 )  # fmt: skip
 

@@ -105,7 +105,7 @@ def failing():
 
 def test_a_whole_submission_holds(place, capsys):
     assert sorted(path.name for path in Path("mine").iterdir()) == [
-        "mine_to_submit.py", "runs", "shares_to_submit.py", "submission.yaml", "suite.yaml", "tuned", "tuning",
+        "mine_to_submit.py", "runs", "shares_to_submit.py", "submission.yaml", "suite.yaml", "tuned",
     ]  # fmt: skip
     assert main(["submit", "--check", "mine"]) == 0
     out = capsys.readouterr().out
@@ -118,7 +118,8 @@ def test_nothing_is_packed_over_a_folder_or_without_tuning(place, capsys):
     write_method(place)
     pack = ["submit", "--paper", "board-Mine-one.yaml", "--scale", "quick"]
     assert main([*pack, "--out", "mine"]) == 2 and "exists already" in capsys.readouterr().err
-    assert main([*pack, "--results_dir", "nowhere"]) == 2 and "`enter` tunes" in capsys.readouterr().err
+    Path("tuned/board-Mine-quick.yaml").unlink()
+    assert main(pack) == 2 and "`enter` tunes" in capsys.readouterr().err
     assert main(["submit", "--paper", "board.yaml", "--scale", "quick"]) == 2
     assert "extends a leaderboard by one row" in capsys.readouterr().err
     assert not Path("submissions").exists()
@@ -197,7 +198,7 @@ FAULTS = {
         "held_out_images",
         lambda: edited(TUNED, lambda t: t["one/A/Mine"].update(held_out_images=9)),
     ),
-    "no journal": ("tuning", "no such file", lambda: shutil.rmtree("mine/tuning")),
+    "no trials": ("tuning", "no trial of the rule", lambda: edited(TUNED, lambda t: t["one/A/Mine"].pop("trials"))),
     "another grid, seed or held-out part": ("tuning", "no trial of the rule", lambda: row_sets(method__momentum=0.5)),
     "local changes": (
         "code",
@@ -258,9 +259,7 @@ def test_a_fault_is_found(place, fault):
     assert told in failing()[point]
 
 
-@pytest.mark.parametrize(
-    "fault", ["a seed is missing", "other clients", "two versions", "a check failed", "no journal"]
-)
+@pytest.mark.parametrize("fault", ["a seed is missing", "other clients", "two versions", "a check failed", "no trials"])
 def test_a_fault_fails_its_own_point_alone(place, fault):
     point, _, plant = FAULTS[fault]
     plant()

@@ -51,9 +51,6 @@ def test_every_server_with_labels_trains_alike_before_the_first_round(scale: str
 
 
 def test_tuning_sees_neither_reported_seeds_nor_test_images() -> None:
-    """Every row has the same number of values to try, the paper's among them, in a quarter of the rounds."""
     tuning = load("common").scale("laptop")["tuning"]
-    assert tuning["set"]["seed"] >= 1000
+    assert min(tuning["seeds"]) >= 1000
     assert 0 < tuning["set"]["data.labelled_holdout"] < 1
-    assert tuning["share_of_rounds"] == 0.25
-    assert 1 in tuning["factors"] and len(tuning["factors"]) <= 4

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.admission import candidates
+from benchmark.board.admit import candidates
 from benchmark.config import Run, Runtime, apply, from_dict, identity, resolve
 from benchmark.run import fit
 from benchmark.runs.folder import RunFolder

@@ -121,7 +121,9 @@ def test_arrays_that_do_not_fit_together_are_refused(changes, message):
 
 
 @pytest.mark.usefixtures("counts", "offline")
-@pytest.mark.parametrize("read", [sources.cifar10, sources.cifar100, sources.svhn, sources.fashion_mnist])
+@pytest.mark.parametrize(
+    "read", [sources.cifar10, sources.cifar100, sources.svhn, sources.fashion_mnist, sources.mnist]
+)
 def test_the_cache_comes_first(tmp_path, read):
     path = tmp_path / f"{read.__name__}.npz"
     save(path, train_labels=np.array([0, 1, 2, 0, 1, 2], np.int16))
@@ -178,6 +180,7 @@ def test_published_sizes():
         "cifar100": (50000, 10000),
         "svhn": (73257, 26032),
         "fashion_mnist": (60000, 10000),
+        "mnist": (60000, 10000),
         "cinic10": (90000, 90000),
         "isic2018": (8012, 2003),
     }
@@ -227,7 +230,11 @@ def write_svhn(root, monkeypatch):
     return [root / "test_32x32.mat", root / "train_32x32.mat"]
 
 
-def write_fashion(folder, compress):
+def idx(values):
+    return struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.tobytes()
+
+
+def write_mnist(folder, compress):
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for part, name in (("train", "train"), ("test", "t10k")):
@@ -236,7 +243,7 @@ def write_fashion(folder, compress):
             ("images-idx3", images[..., 0]),
             ("labels-idx1", content()[f"{part}_labels"].astype(np.uint8)),
         ):
-            data = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.tobytes()
+            data = idx(values)
             files.append(folder / f"{name}-{kind}-ubyte{'.gz' if compress else ''}")
             files[-1].write_bytes(gzip.compress(data) if compress else data)
     return sorted(files)
@@ -268,7 +275,7 @@ def test_svhn_files_and_its_digit_zero(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("counts", "offline")
 @pytest.mark.parametrize("compress", [False, True])
 def test_fashion_mnist_files(tmp_path, compress):
-    files = write_fashion(tmp_path / "FashionMNIST" / "raw", compress)
+    files = write_mnist(tmp_path / "FashionMNIST" / "raw", compress)
     arrays = sources.fashion_mnist(tmp_path)
     np.testing.assert_array_equal(arrays.train_images, pictures(6, 28, 28, 1, seed=3))
     assert arrays.train_labels.tolist() == [0, 1, 2, 0, 1, 2] and arrays.test_labels.tolist() == [2, 1, 0]
@@ -278,6 +285,25 @@ def test_fashion_mnist_files(tmp_path, compress):
     files[0].write_bytes(gzip.compress(b"\0\0\1\3" * 9) if compress else b"\0\0\1\3" * 9)
     with pytest.raises(DataError, match=r"DataError: t10k-images-idx3-ubyte.* is not an IDX file of bytes"):
         sources.fashion_mnist(tmp_path)
+
+
+def expect(monkeypatch, files):
+    """Make these files, unpacked, the published ones of MNIST."""
+    for file in files:
+        monkeypatch.setitem(sources.MNIST_MD5, file.name.removesuffix("-ubyte"), md5(file))
+
+
+@pytest.mark.usefixtures("counts", "offline")
+def test_mnist_files_must_have_the_published_content(tmp_path, monkeypatch):
+    plain = write_mnist(tmp_path / "MNIST" / "raw", False)
+    with pytest.raises(DataError, match=r"mnist: .*train-images-idx3-ubyte .*MD5 .* instead of 6bbc9ace"):
+        sources.mnist(tmp_path)
+    expect(monkeypatch, plain)
+    for packed in (False, True):
+        write_mnist(tmp_path / str(packed) / "MNIST" / "raw", packed)
+        arrays = sources.mnist(tmp_path / str(packed))
+        np.testing.assert_array_equal(arrays.train_images, pictures(6, 28, 28, 1, seed=3))
+        assert arrays.train_labels.tolist() == [0, 1, 2, 0, 1, 2] and arrays.class_names == tuple("0123456789")
 
 
 # --- download
@@ -291,12 +317,12 @@ def fake_downloads(monkeypatch):
     monkeypatch.setattr(
         datasets.mnist,
         "download_and_extract_archive",
-        lambda url, download_root, **_: write_fashion(Path(download_root), False),
+        lambda url, download_root, **_: expect(monkeypatch, write_mnist(Path(download_root), False)),
     )
 
 
 @pytest.mark.usefixtures("counts")
-@pytest.mark.parametrize("read", [sources.cifar10, sources.svhn, sources.fashion_mnist])
+@pytest.mark.parametrize("read", [sources.cifar10, sources.svhn, sources.fashion_mnist, sources.mnist])
 def test_a_download_is_decoded_into_the_cache_alone(tmp_path, monkeypatch, read):
     fake_downloads(monkeypatch)
     monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", str(tmp_path / "not installed"))
@@ -345,6 +371,7 @@ def test_a_process_that_waited_for_a_download_takes_it(tmp_path, monkeypatch):
             ["fashion_mnist.npz", "FashionMNIST/raw/train-images", "/fashion-mnist/"],
             "Debian",
         ),
+        (sources.mnist, ["mnist.npz", "MNIST/raw/train-images"], "copy MNIST"),
     ],
 )
 def test_nothing_found_gives_one_error_with_places_reason_and_remedy(tmp_path, monkeypatch, read, places, remedy):

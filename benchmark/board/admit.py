@@ -20,7 +20,6 @@ from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import READING, Record, code_versions, read_record
 from benchmark.runs.states import state
 from benchmark.suites.plan import Row, Table
-from benchmark.suites.schema import check_unreported
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError, RunError
 
@@ -65,10 +64,9 @@ def candidates(suite: Suite, scale: str, runtime: Runtime) -> list[Candidate]:
     bounds is the one that uses all labels.
 
     Raises:
-        ConfigError: the scale has no such entry, a table with a reference has no bound, or a seed is also reported.
+        ConfigError: the scale has no such entry, or a table with a reference has no bound.
     """
     spec = suite.entry(scale, FOLDER, "admit")
-    check_unreported(spec["seeds"], scale, suite.scale(scale)["seeds"], f"{suite.where}: admission")
     own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
     found = []
     for table in filter(lambda table: table.reference, suite.tables):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from benchmark.admission import admit, candidates, judged
+from benchmark.board.admit import admit, candidates, judged
 from benchmark.runs.states import state
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
@@ -88,19 +88,19 @@ def test_a_scale_that_asks_for_none_has_none(suite, runtime):
         candidates(suite, "paper", runtime)
 
 
-def test_a_seed_that_is_reported_takes_no_part(tmp_path, runtime):
+def test_a_seed_that_is_reported_takes_no_part(tmp_path):
     quick = {**SPEC["scales"]["quick"], "seeds": [0, 1001]}
-    with pytest.raises(ConfigError, match=r"toy\.yaml: admission has the seed 1001, which scale quick reports"):
-        candidates(Suite({**SPEC, "scales": {"quick": quick}}, "toy.yaml", tmp_path), "quick", runtime)
+    with pytest.raises(ConfigError, match=r"admission\.seeds has 1001, which scale quick reports"):
+        Suite({**SPEC, "scales": {"quick": quick}}, "toy.yaml", tmp_path)
 
 
 def test_a_suite_names_what_is_there():
     quick = SPEC["scales"]["quick"]
-    twice = {"quick": {**quick, "admission": {**quick["admission"], "seeds": [1, 1]}}}
+    twice = {"quick": {**quick, "admission": {**quick["admission"], "seeds": [1000, 1000]}}}
     with pytest.raises(ConfigError, match=r"scales\.quick\.admission\.seeds has a seed twice"):
         Suite({**SPEC, "scales": twice}, "toy.yaml")
     central = {**quick["admission"]["central"], "labels": ["supervised", "consistnt"]}
-    scales = {"quick": {**quick, "admission": {"seeds": [1], "central": central}}}
+    scales = {"quick": {**quick, "admission": {"seeds": [1000], "central": central}}}
     with pytest.raises(ConfigError, match=r"'consistnt'.*'consistent'"):
         Suite({**SPEC, "scales": scales}, "toy.yaml")
 

@@ -1,0 +1,295 @@
+"""Tune the learning rates of a suite's rows: whole runs, scored on held-out examples, until the best rate is interior.
+
+A trial multiplies a row's rates by a power of three. What was tried is kept in the file of choices beside the suite. No
+test example and no reported seed is used.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmark.config import Run, Runtime, apply, from_dict
+from benchmark.launch import pool
+from benchmark.launch.progress import Display
+from benchmark.launch.resume import is_complete
+from benchmark.runs.code_identity import method_source
+from benchmark.runs.records import READING, code_versions, method_sources, read_record
+from benchmark.runs.states import state
+from benchmark.suites.plan import Row
+from benchmark.suites.suite import Suite
+from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
+
+FOLDER = "tuning"
+STEP = 3
+FIRST = (-1, 0, 1)
+"""Powers of ``STEP`` that every row tries."""
+MOST = 7
+"""Most powers that a row tries."""
+HOLDOUTS = ("balanced_holdout", "labelled_holdout")  # data options that replace the test set
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One value of a row's learning rates.
+
+    Args:
+        row: the tuned row.
+        power: of ``STEP``, by which its rates are multiplied; 0 leaves the paper's.
+        options: the resulting rates, e.g. ``{"method.lr": 0.03}``.
+        runs: the runs that score it, one per seed.
+    """
+
+    row: Row
+    power: int
+    options: Mapping[str, float]
+    runs: tuple[Run, ...]
+
+
+Scored = tuple[Trial, tuple[float, int]]
+"""A trial, its runs' mean held-out accuracy in percent, and their total number of held-out examples."""
+
+
+def trial(suite: Suite, scale: str, row: Row, power: int, runtime: Runtime) -> Trial:
+    """Return a trial of a row, as the entry ``tuning`` of the suite's scale has it.
+
+    The entry has ``rates`` (names of options to multiply, if the method has them), ``seeds``, and a layer of options
+    (``set``, ``methods``, ``datasets``) on top, which holds out examples.
+
+    Raises:
+        ConfigError: the scale has no such entry, the row has no learning rate to multiply, or nothing is held out, so
+            that test examples would be used.
+    """
+    spec = suite.entry(scale, FOLDER, "tune")
+    values = suite.values(row, scale, tuned=False, last=spec)
+    config = Run.of(from_dict(values)).config
+    arguments = {f"method.{name}": value for name, value in config.method.init_args.items()}
+    rates = {name: arguments[name] for name in spec["rates"] if arguments.get(name) is not None}
+    if not rates:
+        raise ConfigError(
+            f"{suite.where}, {row.name}: none of {', '.join(spec['rates'])} has a value to start from; set one "
+            f"in scale {scale}"
+        )
+    if not any(config.data.init_args.get(name) for name in HOLDOUTS):
+        raise ConfigError(
+            f"{suite.where}, {row.name}: tuning would be scored on test examples: set "
+            f"{' or '.join(f'data.{name}' for name in HOLDOUTS)}"
+        )
+    options = {name: float(f"{rate * STEP**power:.2g}") for name, rate in rates.items()}
+    own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
+    tried = Run.of(from_dict(apply(values, options)), f"tune {row.name} x {STEP**power:.3g}")
+    return Trial(row, power, options, tuple(tried.replace(seed=seed, runtime=own) for seed in spec["seeds"]))
+
+
+def further(scored: Sequence[Scored]) -> int | None:
+    """Return the next power: one beyond the lowest or highest, if that is the best or ``tied`` with it.
+
+    If both are, it is beyond the better of them, and beyond the highest if they are equally good. ``None`` if the best
+    and its ties have a neighbour on both sides.
+    """
+    best = {one.power: score for one, (score, _) in tied(scored)}
+    lowest, highest = min(one.power for one, _ in scored), max(one.power for one, _ in scored)
+    ends = [end for end in (highest, lowest) if end in best]
+    if not ends:
+        return None
+    end = max(ends, key=lambda power: best[power])
+    return end + 1 if end == highest else end - 1
+
+
+def asked(
+    suite: Suite, scale: str, row: Row, runtime: Runtime, kept: Mapping[str, Any]
+) -> tuple[list[Scored], list[Trial]]:
+    """Return a row's trials with scores, by their power, and those that the rule asks for next; none if it has ended.
+
+    Both follow from what is ``kept`` of the row's trials (``all_kept``), so that tuning continues where it was left.
+    """
+    planned = [trial(suite, scale, row, power, runtime) for power in FIRST]
+    while True:
+        missing = [one for one in planned if any(score_of(run, kept) is None for run in one.runs)]
+        known = [_scored(one, kept) for one in sorted(planned, key=lambda one: one.power) if one not in missing]
+        beyond = None if missing else further(known)
+        if beyond is None or len(planned) == MOST:
+            return known, missing
+        planned.append(trial(suite, scale, row, beyond, runtime))
+
+
+def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: int) -> dict[str, Any]:
+    """Run the trials that the rows ask for until they have ended, choose, and write both beside the suite.
+
+    A trial that is kept there is not run again.
+
+    Returns:
+        The choices by row, see ``choice``.
+
+    Raises:
+        ConfigError: the suite is part of an installed package, or a complete trial was made by other code of its method
+            (``is_complete``); or see ``trial``.
+        RunError: a trial failed for a reason other than its rate; there is no choice for its row, but for all others.
+    """
+    suite.check_writable("choices", "tune")
+    going, made, without = list(rows), {}, []
+    while going:
+        kept = all_kept(suite, scale, going)
+        steps = {row.full_name: asked(suite, scale, row, runtime, kept[row.full_name]) for row in going}
+        ended = {name: choice(known) for name, (known, missing) in steps.items() if not missing}
+        made |= ended
+        suite.tuned.add(scale, {name: one | {"trials": kept[name]} for name, one in ended.items()})
+        planned = [one for _, missing in steps.values() for one in missing]
+        lost = _run(suite, scale, planned, kept, jobs)
+        without += lost
+        failed = {one.row.full_name for one, _ in lost}
+        going = [row for row in going if row.full_name not in ended.keys() | failed]
+    if without:
+        named = ", ".join(f"{run.cells[0]} ({run.folder}: {state(run.folder)})" for _, run in without)
+        raise RunError(
+            f"no score of {named}: nothing is chosen for these rows. Fix what failed, wait for what others run, and "
+            "run tune again"
+        )
+    return made
+
+
+def _run(
+    suite: Suite, scale: str, planned: Sequence[Trial], kept: Mapping[str, dict[str, Any]], jobs: int
+) -> list[tuple[Trial, Run]]:
+    """Run trials and keep their scores; returns what has none in the end."""
+    missing = [(one, run) for one in planned for run in one.runs if score_of(run, kept[one.row.full_name]) is None]
+    runs = {run.id: run for _, run in missing if not is_complete(run)}
+    if runs:
+        _, gpus = pool.default_jobs(planned[0].runs[0].config.runtime)
+        pool.run_all(list(runs.values()), jobs, gpus, Display(len(runs)))
+    found = [(one, run, entry) for one, run in missing if (entry := _entry(one, run))]
+    for one, run, entry in found:
+        kept[one.row.full_name][run.id] = entry
+    suite.tuned.add(scale, {name: {"trials": kept[name]} for name in {one.row.full_name for one, _, _ in found}})
+    told = {run.id for _, run, _ in found}
+    return [(one, run) for one, run in missing if run.id not in told]
+
+
+def _entry(one: Trial, run: Run) -> dict[str, Any] | None:
+    """Return what is kept of a trial's run: its score in the reported reading, and what identifies it.
+
+    A rate with non-finite numbers scores 0. A run that failed otherwise says nothing about its rate: like an unfinished
+    one, it has no entry.
+    """
+    ended = state(run.folder)
+    if ended not in ("complete", "failed"):
+        return None
+    record = read_record(run.folder)
+    if ended == "failed" and NOT_FINITE not in record["error"]:
+        return None
+    if any(made != method_source(run) for made in method_sources(record)):
+        return None  # it went on with edited code
+    return {
+        "factor": float(f"{STEP**one.power:.3g}"),
+        "seed": run.config.seed,
+        "accuracy": record[READING[run.config.report]]["acc"] if ended == "complete" else 0.0,
+        "held_out": record["test_images"],
+        "code": code_versions(record),
+        "method_source": method_source(run),
+    }
+
+
+def all_kept(suite: Suite, scale: str, rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Return what is kept of the rows' trials: entries by the ids of their runs, by ``Row.full_name``.
+
+    A different rate, seed, held-out part or setting is a different run.
+    """
+    own = suite.tuned.own(scale)
+    return {row.full_name: dict(own.get(row.full_name, {}).get("trials", {})) for row in rows}
+
+
+def score_of(run: Run, kept: Mapping[str, Any]) -> tuple[float, int] | None:
+    """Return accuracy in percent and number of held-out examples of a run; ``None`` if today's code made no score."""
+    entry = kept.get(run.id)
+    if entry is None or entry["accuracy"] is None or entry["method_source"] != method_source(run):
+        return None
+    return entry["accuracy"], entry["held_out"]
+
+
+def _scored(one: Trial, kept: Mapping[str, Any]) -> Scored:
+    scores = [score for run in one.runs if (score := score_of(run, kept)) is not None]
+    return one, (fmean(score for score, _ in scores), sum(n for _, n in scores))
+
+
+def choice(scored: Sequence[Scored]) -> dict[str, Any]:
+    """Choose a trial: of those ``tied`` with the best, the one nearest to the paper's rates.
+
+    Few examples make a noisy score, and noise is no reason to depart from the paper. Of two equally near trials the
+    better one is chosen, or the one with lower rates if they are equally good.
+
+    Returns:
+        The chosen ``options``; whether the best is ``interior``, and the ``reason`` if not; all that was ``tried``; and
+        ``held_out_images``, ``margin``, ``seeds`` and ``rounds``.
+    """
+
+    def preference(one: Scored) -> tuple[int, float, int]:
+        trial, (score, _) = one
+        return abs(trial.power), -score, trial.power
+
+    (chosen, (_, images)), *_ = sorted(tied(scored), key=preference)
+    beyond = further(scored)
+    end = "highest" if beyond is not None and beyond > 0 else "lowest"
+    reason = {} if beyond is None else {"reason": f"the {end} of {len(scored)} values is the best or tied with it"}
+    return {
+        "options": dict(chosen.options),
+        "interior": beyond is None,
+        **reason,
+        "tried": [{**trial.options, "held_out_accuracy": round(score, 2)} for trial, (score, _) in scored],
+        "held_out_images": images,
+        "margin": round(margin(scored), 2),
+        "seeds": [run.config.seed for run in chosen.runs],
+        "rounds": chosen.runs[0].config.rounds,
+    }
+
+
+def margin(scored: Sequence[Scored]) -> float:
+    """Return one standard error of the highest accuracy, in points: sqrt(p (1 - p) / n) of its n held-out examples."""
+    score, images = max(found for _, found in scored)
+    return 100 * math.sqrt(score / 100 * (1 - score / 100) / images)
+
+
+def tied(scored: Sequence[Scored]) -> list[Scored]:
+    """Return the best trial, and those at most one standard error (``margin``) below it."""
+    least = max(score for _, (score, _) in scored) - margin(scored)
+    return [one for one in scored if one[1][0] >= least]
+
+
+def retraced(suite: Suite, scale: str, row: Row) -> tuple[dict[str, Any] | None, list[str], int]:
+    """Return ``tune``'s choice for a row from what is kept of its trials, without running or writing anything.
+
+    Returns:
+        The choice, ``None`` if a run is missing; what is missing; and the number of configurations tried, including
+        those outside the rule.
+    """
+    kept = all_kept(suite, scale, [row])[row.full_name]
+    known, missing = asked(suite, scale, row, Runtime(), kept)
+    lacking = [
+        f"{', '.join(f'{name} {value:g}' for name, value in one.options.items())}, seed {run.config.seed}"
+        for one in missing
+        for run in one.runs
+        if score_of(run, kept) is None
+    ]
+    of_rule = {run.id for one in [*missing, *(one for one, _ in known)] for run in one.runs}
+    seeds = len(suite.entry(scale, FOLDER, "tune")["seeds"])
+    tried = len(known) + len(missing) + math.ceil(len(kept.keys() - of_rule) / seeds)
+    return (None if missing else choice(known)), lacking, tried
+
+
+def left(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime) -> list[Path]:
+    """Return the folders of all runs of earlier trials of the rows, whether or not they exist."""
+    first = [trial(suite, scale, row, power, runtime) for row in rows for power in FIRST]
+    found = [run.folder for one in first for run in one.runs]
+    keys = [key for trials in all_kept(suite, scale, rows).values() for key in trials]
+    return found + [path for key in keys for path in (Path(runtime.results_dir) / FOLDER / "runs").glob(f"*-{key}")]
+
+
+def forget(suite: Suite, scale: str, rows: Sequence[Row]) -> None:
+    """Let no earlier trial of the rows count; what has been tried stays there, and ``retraced`` counts it.
+
+    ``tune`` runs everything again whose folder (``left``) has been deleted.
+    """
+    kept = all_kept(suite, scale, rows)
+    gone = {name: {key: entry | {"accuracy": None} for key, entry in own.items()} for name, own in kept.items()}
+    suite.tuned.add(scale, {name: {"trials": own} for name, own in gone.items() if own})

@@ -1,0 +1,291 @@
+"""Tuning: what a trial may see, which trials a row asks for, what is chosen, and what is kept of it."""
+
+import pytest
+import yaml
+
+from benchmark.board.tune import all_kept, choice, forget, left, retraced, trial, tune
+from benchmark.runs import folder
+from benchmark.runs.lock import run_lock
+from benchmark.runs.records import read_record
+from benchmark.runs.states import state
+from benchmark.suites.suite import Suite
+from datamodules.common.errors import ConfigError, RunError
+from run_folders import change, completed
+from tuned_suites import LEARNS, SPEC, made_up, toy, with_tuning
+
+
+def power(run):
+    """The power of three that a run's rate of 0.03 is multiplied by."""
+    return {0.0011: -3, 0.0033: -2, 0.01: -1, 0.03: 0, 0.09: 1, 0.27: 2, 0.81: 3, 2.4: 4, 7.3: 5}[
+        run.config.method.init_args["lr"]
+    ]
+
+
+def judged(monkeypatch, scores):
+    """Nothing is run: a trial has the accuracy given by its power, ten outside of these; the powers tried, in order."""
+    ran = made_up(monkeypatch, lambda run: scores.get(power(run), 10.0))
+    return lambda: [power(run) for run in ran]
+
+
+def test_a_trial_is_the_whole_run_of_the_row_with_other_rates_and_a_seed_of_its_own(tmp_path, runtime):
+    suite = toy(tmp_path)
+    plain, teacher = suite.rows
+    assert trial(suite, "quick", plain, 1, runtime).options == {"method.lr": 0.09}
+    one = trial(suite, "quick", teacher, 1, runtime)
+    assert one.options == {"method.lr": 0.09, "method.lr_unlabelled": 0.063}  # their ratio stays
+    (run,) = one.runs
+    assert (run.config.seed, run.config.rounds) == (1000, suite.run(teacher, "quick").config.rounds)
+    assert run.config.data.init_args["labelled_holdout"] == 0.5
+    assert run.config.method.init_args["lr"] == 0.09 and run.config.method.init_args["warmup_rounds"] == 0
+
+
+def test_the_tuning_of_a_data_set_has_options_of_its_own(tmp_path, runtime):
+    own = {"Digits": {"set": {"data.labelled_clients": 2}, "methods": {"fed_consist": {"method.warmup_rounds": 1}}}}
+    suite = with_tuning(tmp_path, datasets=own)
+    config = trial(suite, "quick", suite.rows[1], 0, runtime).runs[0].config
+    assert config.data.init_args["labelled_clients"] == 2 and config.method.init_args["warmup_rounds"] == 1
+    with pytest.raises(ConfigError, match=r"scales\.quick\.tuning\.rate\b.*'rates'"):
+        with_tuning(tmp_path, rate=[1])
+
+
+def test_without_an_entry_or_a_rate_nothing_is_tuned(tmp_path, runtime):
+    suite = toy(tmp_path)
+    with pytest.raises(ConfigError, match=r"paper.*`tuning`"):
+        trial(suite, "paper", suite.rows[0], 0, runtime)
+    suite = with_tuning(tmp_path, rates=["method.nothing"])
+    with pytest.raises(ConfigError, match=r"none of method\.nothing has a value to start from"):
+        trial(suite, "quick", suite.rows[0], 0, runtime)
+
+
+def test_a_second_rate_stays_at_its_papers(tmp_path, runtime):
+    """FedDure's C-reg has a rate of its own, which does not follow ``lr``."""
+    label = {"feddure": {"method": "feddure", "data.scenario": "all_clients", "data.num_labels": 30}}
+    table = {**SPEC["tables"]["1"], "rows": [{"method": "feddure"}]}
+    tuning = {"rates": ["method.lr"], "seeds": [1000], "set": {"data.balanced_holdout": 50}}
+    quick = {"seeds": [0], "tuning": tuning}
+    suite = Suite({**SPEC, "labels": label, "tables": {"1": table}, "scales": {"quick": quick}}, "toy.yaml", tmp_path)
+    one, three = (trial(suite, "quick", suite.rows[0], n, runtime).runs[0].config.method.init_args for n in (0, 1))
+    assert three["lr"] == pytest.approx(3 * one["lr"]) and three["creg_lr"] == one["creg_lr"]
+
+
+def test_test_examples_and_reported_seeds_take_no_part(tmp_path, runtime):
+    suite = with_tuning(tmp_path, set={})
+    with pytest.raises(ConfigError, match=r"scored on test examples: set data\.balanced_holdout or data"):
+        trial(suite, "quick", suite.rows[0], 0, runtime)
+    for seeds, told in {(1000, 1000): r"seeds has a seed twice", (999,): r"seeds\.0: .* 1000"}.items():
+        with pytest.raises(ConfigError, match=rf"scales\.quick\.tuning\.{told}"):
+            with_tuning(tmp_path, seeds=list(seeds))
+    quick = {**SPEC["scales"]["quick"], "seeds": [0, 1000]}
+    with pytest.raises(ConfigError, match=r"scales\.quick\.tuning\.seeds has 1000, which scale quick reports"):
+        Suite({**SPEC, "scales": {"quick": quick}}, "toy.yaml", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("scores", "tried", "chosen", "reason"),
+    [
+        ({0: 50}, [-1, 0, 1], 0, ""),
+        ({1: 50, 2: 40}, [-1, 0, 1, 2], 1, ""),
+        ({-1: 50, -2: 60}, [-1, 0, 1, -2, -3], -2, ""),
+        ({0: 50, 1: 48}, [-1, 0, 1, 2], 0, ""),  # tied by a standard error of 5 points: no reason to leave the paper
+        ({0: 50, 1: 56, 2: 57}, [-1, 0, 1, 2, 3], 1, ""),
+        ({-1: 50, 0: 50, 1: 50}, [-1, 0, 1, 2, -2], 0, ""),  # both ends, one after the other
+        ({-1: 51, 0: 50, 1: 50}, [-1, 0, 1, -2, 2], 0, ""),  # from the better end
+        ({n: 50 + 8 * n for n in range(-1, 6)}, [-1, 0, 1, 2, 3, 4, 5], 5, "highest of 7 values"),
+        ({-n: 50 + 8 * n for n in range(-1, 4)}, [-1, 0, 1, -2, -3, -4], -3, ""),
+    ],
+)
+def test_rates_are_tried_until_the_best_and_its_ties_are_interior(
+    tmp_path, runtime, monkeypatch, scores, tried, chosen, reason
+):
+    """At most seven of them; bounds and references are rows like others, tuned alone or together."""
+    rates = {float(f"{0.03 * 3**n:.2g}"): n for n in range(-6, 7)}
+    ran = made_up(monkeypatch, lambda run: float(scores.get(rates[run.config.method.init_args["lr"]], 10)))
+    suite = toy(tmp_path)
+    made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)["1/Digits/plain"]
+    assert [rates[run.config.method.init_args["lr"]] for run in ran] == tried
+    assert rates[made["options"]["method.lr"]] == chosen
+    assert made["interior"] is not bool(reason) and reason in made.get("reason", "")
+    assert len(made["tried"]) == len(tried)
+    assert retraced(suite, "quick", suite.rows[0]) == (made, [], len(tried))
+
+
+def test_of_several_that_are_tied_it_is_the_nearest_to_the_paper(tmp_path, runtime):
+    """Of two equally near, the better one and then the lower one."""
+    suite = toy(tmp_path)
+    own = [trial(suite, "quick", suite.rows[0], n, runtime) for n in (-2, -1, 1, 2)]
+
+    def chosen(*accuracies):
+        return choice([(one, (acc, 100)) for one, acc in zip(own, accuracies, strict=True)])["options"]["method.lr"]
+
+    assert chosen(60.0, 10.0, 58.0, 60.0) == 0.09
+    assert chosen(10.0, 60.0, 59.0, 10.0) == chosen(10.0, 59.0, 59.0, 10.0) == 0.01
+    assert chosen(10.0, 59.0, 60.0, 10.0) == 0.09
+    assert chosen(60.0, 10.0, 10.0, 10.0) == 0.0033
+
+
+def test_the_choice_reaches_the_row(tmp_path, runtime, monkeypatch):
+    """It is used by the row, and by it alone; what was tried is kept with what identifies it, and not run again."""
+    suite = toy(tmp_path, LEARNS)
+    plain, teacher = suite.rows
+    made = tune(suite, "quick", [plain], runtime, jobs=1)[plain.full_name]
+    again = toy(tmp_path, LEARNS)
+    lr = again.run(again.rows[0], "quick").config.method.init_args["lr"]
+    assert (
+        lr == made["options"]["method.lr"] == max(made["tried"], key=lambda one: one["held_out_accuracy"])["method.lr"]
+    )
+    assert again.run(again.rows[1], "quick").config == suite.run(teacher, "quick").config
+
+    (run,) = trial(suite, "quick", plain, 0, runtime).runs
+    entry = all_kept(again, "quick", [plain])[plain.full_name][run.id]
+    record = read_record(run.folder)
+    assert (entry["factor"], entry["seed"], entry["accuracy"]) == (1.0, 1000, record["final"]["acc"])
+    assert entry["held_out"] == record["test_images"] == made["held_out_images"] == 1437 // 2
+    assert entry["code"] == [record["code_version"]]
+
+    ran = made_up(monkeypatch, lambda run: 0.0)
+    assert tune(again, "quick", [plain], runtime, jobs=1) == {plain.full_name: made} and ran == []
+
+
+def test_a_rate_at_which_numbers_are_not_finite_scores_nothing(tmp_path, runtime, monkeypatch):
+    suite = toy(tmp_path, {**SPEC, "base": {"set": {**SPEC["base"]["set"], "method.lr": 1e30}}})
+    made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)["1/Digits/plain"]
+    assert {one["held_out_accuracy"] for one in made["tried"]} == {0.0} and not made["interior"]
+
+
+def test_a_trial_is_a_run_per_seed_and_scores_their_mean(tmp_path, runtime, monkeypatch):
+    """On all their held-out examples. As long as one of its runs is missing, nothing is chosen for the row."""
+    suite = with_tuning(tmp_path, seeds=[1000, 1001])
+    scores = {(0, 1000): 80.0, (0, 1001): None}
+    ran = made_up(monkeypatch, lambda run: scores.get((power(run), run.config.seed), 20.0))
+    with pytest.raises(RunError, match=r"1/Digits/plain x 1 \("):
+        tune(suite, "quick", suite.rows[:1], runtime, jobs=1)
+    assert len(ran) == 6 and suite.choices("quick")["1/Digits/plain"].keys() == {"trials"}
+    scores[0, 1001] = 60.0
+    made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)["1/Digits/plain"]
+    assert len(ran) == 7
+    assert [one["held_out_accuracy"] for one in made["tried"]] == [20.0, 70.0, 20.0]
+    assert made["seeds"] == [1000, 1001] and made["held_out_images"] == 200
+    assert made["margin"] == pytest.approx(100 * (0.7 * 0.3 / 200) ** 0.5, abs=0.005)
+
+
+def test_the_reading_that_the_suite_reports_is_the_score(tmp_path, runtime):
+    suite = toy(tmp_path)
+    suite.report, suite.spec["base"]["set"]["average_last"] = "averaged", 2
+    try:
+        for n, (last, averaged) in {-1: (90.0, 10.0), 0: (20.0, 50.0), 1: (20.0, 20.0)}.items():
+            (run,) = trial(suite, "quick", suite.rows[0], n, runtime).runs
+            completed(run, last, averaged={"rounds": 2, "acc": averaged}, test_images=100)
+        made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)["1/Digits/plain"]
+    finally:
+        del suite.spec["base"]["set"]["average_last"]
+    assert made["options"] == {"method.lr": 0.03} and made["tried"][0]["held_out_accuracy"] == 10.0
+
+
+def test_a_trial_that_another_process_runs_is_waited_for(tmp_path, runtime, monkeypatch):
+    suite = toy(tmp_path)
+    made_up(monkeypatch, lambda run: None if state(run.folder) == "running" else 50.0)
+    (busy,) = trial(suite, "quick", suite.rows[0], 0, runtime).runs
+    told = r"x 1 \([^ ]+: running\): nothing is chosen .*, wait for what others run"
+    with run_lock(busy.folder), pytest.raises(RunError, match=told):
+        tune(suite, "quick", suite.rows[:1], runtime, jobs=1)
+
+
+def test_only_what_todays_code_has_made_tells_a_rate(tmp_path, runtime, monkeypatch):
+    """A trial that went on with edited code has no score, and one that is kept counts no longer once it is edited."""
+    suite = toy(tmp_path)
+    plain, _ = suite.rows
+
+    def continued(run):
+        path = completed(run, 50.0, test_images=100)
+        change(path, lambda record: record["environment"]["method_sources"].insert(0, "0" * 12))
+        return path
+
+    with monkeypatch.context() as patch:
+        patch.setattr("benchmark.run.fit", continued)
+        with pytest.raises(RunError, match="no score of"):
+            tune(suite, "quick", [plain], runtime, jobs=1)
+        with pytest.raises(ConfigError, match="made by other code"):
+            tune(suite, "quick", [plain], runtime, jobs=1)
+    folder.discard(left(suite, "quick", [plain], runtime))
+    ran = made_up(monkeypatch, lambda run: 50.0 if power(run) == 0 else 20.0)
+    tune(suite, "quick", [plain], runtime, jobs=1)
+    kept = suite.tuned.own("quick")
+    for entry in kept[plain.full_name]["trials"].values():
+        entry["method_source"] = "0" * 12
+    suite.tuned.add("quick", kept)
+    made, missing, _ = retraced(suite, "quick", plain)
+    assert len(ran) == 3 and made is None and len(missing) == 3
+
+
+def test_overwrite_runs_the_trials_of_a_row_again(tmp_path, runtime, monkeypatch):
+    """Of this row alone; what was tried before stays counted, also where it is outside today's rule."""
+    suite = toy(tmp_path)
+    plain, teacher = suite.rows
+    scores = {0: 30.0}
+    ran = judged(monkeypatch, scores)
+    tune(suite, "quick", suite.rows, runtime, jobs=1)
+    first = len(ran())
+    scores[0] = 40.0
+    suite.tuned.add("quick", {plain.full_name: {"trials": {"another": {"accuracy": 99.0, "method_source": None}}
+                                                | all_kept(suite, "quick", [plain])[plain.full_name]}})  # fmt: skip
+    folder.discard(left(suite, "quick", [plain], runtime))
+    forget(suite, "quick", [plain])
+    made = tune(suite, "quick", suite.rows, runtime, jobs=1)
+    assert len(ran()) == first + 3
+    assert max(one["held_out_accuracy"] for one in made[plain.full_name]["tried"]) == 40.0
+    assert max(one["held_out_accuracy"] for one in made[teacher.full_name]["tried"]) == 30.0
+    assert retraced(suite, "quick", plain)[1:] == ([], 4)
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (b"\xff\xfe", "can't decode byte 0xff"),
+        (b"1/Digits/plain: [", "not valid YAML"),
+        (b"1/Digits/plain: fast", "1/Digits/plain: there are no `options`; `tune` writes them"),
+    ],
+)
+def test_a_damaged_file_of_choices_is_named(tmp_path, runtime, text, says):
+    suite = toy(tmp_path)
+    file = suite.tuned.path("quick")
+    file.parent.mkdir(parents=True)
+    file.write_bytes(text)
+    with pytest.raises(ConfigError, match=f"{file.name}.*{says}"):
+        suite.plan("quick", None, runtime)
+
+
+def test_a_suite_of_the_installed_package_is_not_tuned(tmp_path, runtime, monkeypatch):
+    suite = toy(tmp_path)
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    with pytest.raises(ConfigError, match=r"suite toy is part of an installed package .* `extends: toy` and tune that"):
+        tune(suite, "quick", suite.rows, runtime, jobs=1)
+    assert not suite.folder.exists() and not (tmp_path / "results").exists()
+
+
+def test_a_suite_that_extends_another_keeps_its_own_choices_alone(tmp_path, runtime, monkeypatch):
+    """The other suite's choices stay in that one's file, and count here as long as nothing of its own does."""
+    base, folder = toy(tmp_path), tmp_path / "suites"
+    chosen = {"1/Digits/plain": {"options": {"method.lr": 0.1}}, "1/Digits/teacher": {"options": {"method.lr": 0.2}}}
+    base.tuned.add("quick", chosen)
+    mine = Suite({**SPEC, "paper": "mine"}, "mine.yaml", folder, base)
+    assert mine.choices("quick") == chosen
+    judged(monkeypatch, {0: 50.0})
+    tune(mine, "quick", mine.rows[:1], runtime, jobs=1)
+    assert list(yaml.safe_load(mine.tuned.path("quick").read_text())) == ["1/Digits/plain"]
+    now = Suite({**SPEC, "paper": "mine"}, "mine.yaml", folder, base).choices("quick")
+    assert [one["options"]["method.lr"] for one in now.values()] == [0.03, 0.2]
+
+
+@pytest.mark.parametrize("part", ["rounds", "data.beta", "model", "rule"])
+def test_a_choice_is_not_inherited_by_another_setting(tmp_path, part):
+    """Nor where the rule of tuning is another one; a row that stays alike keeps it."""
+    base = toy(tmp_path)
+    chosen = {"1/Digits/plain": {"options": {"method.lr": 0.1}}, "1/Digits/teacher": {"options": {"method.lr": 0.2}}}
+    base.tuned.add("quick", chosen)
+    spec, kept = {**SPEC, "paper": "mine"}, {"1/Digits/teacher": chosen["1/Digits/teacher"]}
+    if part == "rule":
+        spec["scales"], kept = with_tuning(tmp_path, seeds=[1001]).spec["scales"], {}
+    else:
+        other = {"rounds": 9, "data.beta": 0.1, "model": "mlp"}[part]
+        spec["labels"] = {**SPEC["labels"], "plain": {"method": "fedavg", part: other}}
+    assert Suite(spec, "mine.yaml", tmp_path / "suites", base).choices("quick") == kept
