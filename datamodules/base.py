@@ -23,7 +23,7 @@ from datamodules.partition import partition as P
 from datamodules.partition.draw import balanced_holdout, draw_without, labelled_holdout, stream_seed, validation_images
 from datamodules.partition.lists import Lists, Positions
 from datamodules.partition.roster import Roster
-from datamodules.partition.sites import Oracle, SiteData, Sites
+from datamodules.partition.sites import HIDDEN, SiteData, Sites, keep_true_labels, true_labels
 from datamodules.views import loaders, pipelines
 from datamodules.views.augment import Geometry, View
 from datamodules.views.batches import Batch
@@ -124,7 +124,8 @@ class FSSLDataModule(L.LightningDataModule):
     """From ``setup`` on, all training images as read, in the form of ``Arrays``; ``take`` gives views of them."""
 
     train_labels: Tensor
-    """From ``setup`` on, int64 ``[num_images]``, all training labels, the hidden ones too. No method may read them."""
+    """From ``setup`` on, int64 ``[num_images]``, the training labels that a site has, and ``HIDDEN`` for the others.
+    Metrics and records take all of them from ``datamodules.partition.sites.true_labels``."""
 
     test_images: Tensor
     """From ``setup`` on, the test images as read, in the form of ``Arrays``."""
@@ -303,7 +304,7 @@ class FSSLDataModule(L.LightningDataModule):
             check_grey(name, arrays)
         self.sha256, self.class_names = arrays.sha256, arrays.class_names
         for field in STORED:
-            setattr(self, field, torch.from_numpy(getattr(arrays, field)))
+            self._store(field, torch.from_numpy(getattr(arrays, field)))
         labels = arrays.train_labels
         seed = stream_seed(self.partition_seed, h.partition_stream)
         tested = balanced_holdout(h, labels, seed)
@@ -315,9 +316,15 @@ class FSSLDataModule(L.LightningDataModule):
             self.partition = self.partition.without_labelled(held)
             tested = held
         if len(tested):
-            self.test_images, self.test_labels = self.train_images[tested], self.train_labels[tested]
+            self.test_images, self.test_labels = self.train_images[tested], true_labels(self)[tested]
         self._ready = True
         self._place()
+
+    def _store(self, field: str, tensor: Tensor) -> None:
+        if field == "train_labels":
+            keep_true_labels(self, tensor)
+        else:
+            setattr(self, field, tensor)
 
     def place(self, device: torch.device, dtype: torch.dtype = torch.float32, processes: int = 1) -> None:
         """Move the data to the device where batches are cut, and set the type of the views.
@@ -344,7 +351,7 @@ class FSSLDataModule(L.LightningDataModule):
 
         Args:
             train_images: in place of those stored, with the same shape and dtype; ``None`` keeps them, as below.
-            train_labels: likewise.
+            train_labels: likewise, those of all images.
             test_images: likewise.
             test_labels: likewise.
 
@@ -355,14 +362,14 @@ class FSSLDataModule(L.LightningDataModule):
         given = zip(STORED, (train_images, train_labels, test_images, test_labels), strict=True)
         others = {name: tensor for name, tensor in given if tensor is not None}
         for name, tensor in others.items():
-            stored = getattr(self, name)
+            stored = true_labels(self) if name == "train_labels" else getattr(self, name)
             if (tensor.shape, tensor.dtype) != (stored.shape, stored.dtype):
                 raise ConfigError(
                     f"overwrite({name}=...) got {tensor.dtype} {list(tensor.shape)}, but {stored.dtype} "
                     f"{list(stored.shape)} is stored: give a tensor of the same shape and dtype"
                 )
         for name, tensor in others.items():
-            setattr(self, name, tensor)
+            self._store(name, tensor)
         self._place()
 
     def client(self, k: int) -> SiteData:
@@ -403,17 +410,17 @@ class FSSLDataModule(L.LightningDataModule):
     def num_images(self) -> int:
         """Training images that positions count, whoever holds them."""
         self._require_setup()
-        return len(self.train_labels)
+        return len(self.train_images)
 
     def class_counts(self, role: P.Role) -> Positions:
         """Each client's images per class, int64 ``[clients, classes]``; for people and records, not for training."""
         self._require_setup()
-        return self.partition.histogram(self.train_labels.cpu(), self.num_classes, role)
+        return self.partition.histogram(true_labels(self).cpu(), self.num_classes, role)
 
     def export(self, path: str) -> None:
         """Save the partition for ``partition_file``; with another data set or order of images it is refused."""
         self._require_setup()
-        self.partition.save(path, self.train_labels.cpu())
+        self.partition.save(path, true_labels(self).cpu())
 
     def roster(self, seed: int, participants: int | None = None, rule: str = "uniform") -> Roster:
         """The schedule of participants over this partition (see ``Roster``)."""
@@ -494,27 +501,29 @@ class FSSLDataModule(L.LightningDataModule):
 
     def _place(self) -> None:
         device = self.device
-        self.train_images, self.train_labels = self.train_images.to(device), self.train_labels.to(device)
+        labels = true_labels(self).to(device)
+        keep_true_labels(self, labels)
+        self.train_images = self.train_images.to(device)
         self._test_prepared = self.views["test"].geometry.prepare(self.test_images.to(device))
-        self.oracle = Oracle(self.train_labels)
         self._prepared.clear()
-
-        def site(index: Tensor, rest: Tensor) -> SiteData:
-            revealed = self.train_labels[rest] if self.hparams.hidden_labels == "revealed" else None
-            return SiteData(index, self.train_labels[index], rest, revealed)
-
-        part = self.partition
+        part, reveals = self.partition, self.hparams.hidden_labels == "revealed"
         unlabelled = P.unlabelled_sets(part, self.hparams.union_mode)
-        labelled = P.labelled_sets(part, self.train_labels.cpu(), self.hparams.labelled_repeats)
+        labelled = P.labelled_sets(part, labels.cpu(), self.hparams.labelled_repeats)
         if self.hparams.hidden_labels == "pooled":
             labelled = Lists.of([np.concatenate(pair) for pair in zip(labelled, unlabelled, strict=True)])
             unlabelled = unlabelled.kept(np.zeros(len(unlabelled.flat), dtype=bool))
+        known = np.concatenate([labelled.flat, part.server, *([unlabelled.flat] if reveals else [])])
+        index = torch.tensor(known, device=device)
+        self.train_labels = torch.full_like(labels, HIDDEN).index_copy_(0, index, labels[index])
+
+        def site(index: Tensor, rest: Tensor) -> SiteData:
+            return SiteData(index, self.train_labels[index], rest, self.train_labels[rest] if reveals else None)
+
         self.clients = Sites(labelled, unlabelled, site, device)
         own = torch.tensor(part.server, device=device)
         self._server = site(own, own[:0])
         if len(self._validation):
-            held = torch.tensor(self._validation, device=device)
-            self._server = replace(self._server, validation=held, validation_labels=self.train_labels[held])
+            self._server = replace(self._server, validation=torch.tensor(self._validation, device=device))
         self._pool = torch.tensor(part.pool, device=device)
 
 

@@ -3,8 +3,8 @@
 import copy
 import random
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
@@ -124,6 +124,30 @@ def _framework() -> set[str]:
 def values_of(places: list[Attribute]) -> Values:
     """Copies of the current values of these places."""
     return {place.label: (place, copied(place.value)) for place in places}
+
+
+def common_values(method: FedMethod) -> Values:
+    """Values of class attributes, and of globals of the method's modules."""
+    return values_of([place for place in places_of(method) if place.path is None])
+
+
+@contextmanager
+def as_first_met(untouched: Values, method: FedMethod) -> Iterator[None]:
+    """Within this context class attributes and globals have these values, as in a new process."""
+    before = common_values(method)
+    restore(untouched, method)
+    try:
+        yield
+    finally:
+        restore(before, method)
+
+
+def restore(values: Values, method: FedMethod) -> None:
+    """Give class attributes and globals these values, and delete those that have none."""
+    now = common_values(method)
+    for label in changed(now, values):
+        place, value = values[label] if label in values else (now[label][0], MISSING)
+        place.set(value)
 
 
 def changed(now: Values, before: Values) -> list[str]:

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmark.contract.attributes import own_modules
+from benchmark.contract.attributes import as_first_met, own_modules
 from benchmark.contract.federations import class_of, contract_data, contract_federation, plain_fabric
 from benchmark.contract.reference import (
     Method,
@@ -28,7 +28,7 @@ from benchmark.contract.reference import (
     require_equal,
     rounds_until,
 )
-from benchmark.contract.replaced import unlabelled, with_other_hidden_labels, with_other_test_images
+from benchmark.contract.replaced import others_are_wrong, unlabelled, with_other_hidden_labels, with_other_test_images
 from datamodules.base import FSSLDataModule
 from methods.base import Visit
 
@@ -204,7 +204,8 @@ def with_other(method: Method, *replaced: Callable[[FSSLDataModule], FSSLDataMod
     for replace_in in replaced:
         replace_in(data)
     federation = contract_federation(method, data=data)
-    rows = rounds_until(federation, 2)
+    with others_are_wrong(data), as_first_met(run.untouched, federation.method):
+        rows = rounds_until(federation, 2)
     but = ["pseudo/", "acc_clients", "acc_worst_clients"]
     if with_other_test_images in replaced:
         but += [name for name in run.averaged if name != "rounds"]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmark.contract.attributes import MISSING, Values, caches_of, changed, places_of, same, values_of
+from benchmark.contract.attributes import caches_of, common_values, places_of, restore, same, values_of
 from benchmark.contract.federations import brief, class_of, contract_federation, make_method
 from benchmark.contract.reference import (
     Method,
@@ -77,10 +77,7 @@ def check_nothing_unregistered_survives_a_visit(method: Method) -> None:
     filled = [label for label, one in caches_of(class_of(method)).items() if one.cache_info().currsize]
 
     def fresh() -> Federation:
-        now = common_values(worn.method)
-        for label in changed(now, untouched):
-            place, value = untouched[label] if label in untouched else (now[label][0], MISSING)
-            place.set(value)
+        restore(untouched, worn.method)
         federation = contract_federation(method, data=worn.data)
         federation.load_state_dict(worn.state_dict())
         federation.become_server()
@@ -104,11 +101,6 @@ def check_nothing_unregistered_survives_a_visit(method: Method) -> None:
                 f"{blame} Register it (register_buffer) and give it a scope: personal, local, shared or server",
                 notes,
             )
-
-
-def common_values(method: FedMethod) -> Values:
-    """Values of class attributes, and of globals of the method's modules."""
-    return values_of([place for place in places_of(method) if place.path is None])
 
 
 def all_of(federation: Federation, visit: Visit) -> dict[str, Tensor]:

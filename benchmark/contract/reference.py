@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from benchmark.contract.attributes import Values, changed, places_of, same, values_of
+from benchmark.contract.attributes import Values, changed, common_values, places_of, same, values_of
 from benchmark.contract.federations import class_of, contract_federation
 from benchmark.federation.loop import Federation
 from methods.base import FedMethod
@@ -29,6 +29,7 @@ class ReferenceRun:
         attributes: values of unregistered attributes at the same moments.
         averaged: the reading of the averaged model of the last two rounds.
         losses: cross-entropy of the test set at the start, before the first round and after each.
+        untouched: values of class attributes and globals before the run.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -37,6 +38,7 @@ class ReferenceRun:
     attributes: list[Values] = field(default_factory=list)
     averaged: dict[str, Any] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
+    untouched: Values = field(default_factory=dict)
 
 
 def reference(method: Method) -> ReferenceRun:
@@ -47,6 +49,7 @@ def reference(method: Method) -> ReferenceRun:
 @cache
 def _reference(method: Method) -> ReferenceRun:
     federation, run = contract_federation(method), ReferenceRun()
+    run.untouched = common_values(federation.method)
     federation.become_server()
     run.losses.append(test_loss(federation))
     federation.server_phase(0, first=True)

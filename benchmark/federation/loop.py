@@ -4,7 +4,7 @@ import time
 import warnings
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from math import isnan
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -104,7 +104,7 @@ class Federation:
             ranks=fabric.world_size,
         )
         self.engine = ReferenceEngine(method, context) if slots is None else SlotsEngine(method, context, slots, replay)
-        method.spread = self.spread
+        method.spread = self.spread = partial(spread, fabric)  # leads to no data
         self.memory: dict[int, dict[str, Tensor]] = {}
         method.memory = self.memory
         self.server = method.tensors("shared", "server")
@@ -403,16 +403,6 @@ class Federation:
         """Class probabilities of images."""
         return hooks.probabilities(self.method.predict(images), len(images))
 
-    def spread(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        """Results of all items, in order: every rank works on its share and gets the results of the others."""
-        ranks, rank = self.fabric.world_size, self.fabric.global_rank
-
-        def mine() -> dict[int, Any]:
-            return {i: work(item) for i, item in enumerate(items) if i % ranks == rank}
-
-        results = {i: result for part in gather_results(self.fabric, mine) for i, result in part.items()}
-        return [results[i] for i in sorted(results)]
-
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next round depends on. Later rounds make new tensors and leave these alone."""
         return {
@@ -479,3 +469,14 @@ def assign(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
         owner[client] = min(range(ranks), key=lambda r: (totals[r], r))
         totals[owner[client]] += load[client]
     return [[v for v in visits if owner[v.client] == rank] for rank in range(ranks)]
+
+
+def spread(fabric: Fabric, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """Results of all items, in order: every rank works on its share and gets the results of the others."""
+    ranks, rank = fabric.world_size, fabric.global_rank
+
+    def mine() -> dict[int, Any]:
+        return {i: work(item) for i, item in enumerate(items) if i % ranks == rank}
+
+    results = {i: result for part in gather_results(fabric, mine) for i, result in part.items()}
+    return [results[i] for i in sorted(results)]

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from lightning.pytorch import Callback
@@ -21,6 +22,7 @@ from datamodules.common import streams as random_streams
 from datamodules.common.errors import RunError, Stopped, safe_str
 from datamodules.common.plugins import users_place
 from datamodules.common.streams import SERVER
+from datamodules.partition.sites import true_labels
 from datamodules.views.batches import Batch, LocalWork, epoch
 from methods.base import FedMethod, Tally, Upload, Visit
 from methods.models.backbone import draw_from
@@ -90,11 +92,21 @@ class RunContext:
     ranks: int = 1
 
 
+_measured: WeakKeyDictionary["LocalSite", Tally] = WeakKeyDictionary()
+
+
+def measured(site: "LocalSite") -> Tally:
+    """What hooks have measured with hidden labels at a site; for the engine alone.
+
+    It lies beside the site, as the labels lie beside the data module: no attribute leads a hook to either.
+    """
+    return _measured[site]
+
+
 class LocalSite:
     """The site of a visit, as a method's hooks see it (see ``methods.base.Site``).
 
-    What hooks must not use (the whole data set, hidden labels and what is measured with them) is private. Hooks may
-    only ask for the site's own images.
+    What hooks must not use, such as the whole data set, is private. Hooks may only ask for the site's own images.
     """
 
     def __init__(
@@ -109,7 +121,7 @@ class LocalSite:
     ) -> None:
         self.data, self.visit, self.optimizer_states = data, visit, states
         self._method, self._context = method, context
-        self._hidden = Tally() if hidden is None else hidden  # written by hooks, read by the engine alone
+        _measured[self] = Tally() if hidden is None else hidden
         self._holdings = Holdings(context.data.num_images, context.data.device) if holdings is None else holdings
         self._holdings.hold(data)
         self.passes = self.steps = self.optimizer_steps = 0
@@ -168,11 +180,11 @@ class LocalSite:
         if not count:
             return
         self._holdings.note(index)
-        right = data.oracle.correct(index, labels)
+        right, tally = true_labels(data)[index] == labels, measured(self)
         classes = one_hot(labels, data.num_classes)
         for name, hits in (("selected", selected), ("correct", right & selected), ("right", right)):
-            self._hidden.add(f"pseudo/{name}", hits.float().mean(), count)
-            self._hidden.add(f"pseudo/{name}_by_class", (classes * hits[:, None]).float().mean(dim=0), count)
+            tally.add(f"pseudo/{name}", hits.float().mean(), count)
+            tally.add(f"pseudo/{name}_by_class", (classes * hits[:, None]).float().mean(dim=0), count)
 
     def oracle(self, index: Tensor, labels: Tensor) -> Tensor:
         """Whether labels are the true ones; see ``methods.base.Site``."""
@@ -181,7 +193,7 @@ class LocalSite:
                 "the method asked for hidden labels but is not a declared oracle; set uses_oracle = True on its class"
             )
         self._holdings.note(index)
-        return self._context.data.oracle.correct(index, labels)
+        return true_labels(self._context.data)[index] == labels
 
 
 class ReferenceEngine:
@@ -350,8 +362,10 @@ class ReferenceEngine:
             the result, without an upload, and what the server keeps.
         """
         data = self.context.data.server
-        if not self.method.uses_validation:
-            data = replace(data, validation=None, validation_labels=None)
+        if data.validation is not None:
+            labels = true_labels(self.context.data)[data.validation]
+            seen = self.method.uses_validation
+            data = replace(data, validation_labels=labels) if seen else replace(data, validation=None)
         visit = Visit(
             round,
             SERVER,

@@ -1,8 +1,9 @@
-"""The data of clients and the server, and hidden labels for metrics."""
+"""The data of clients and the server, and true labels for metrics."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import overload
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ class SiteData:
         unlabelled: int64 ``[n_u]`` positions without labels.
         revealed: int64 ``[n_u]`` classes of ``unlabelled``, in settings that reveal them (an upper bound).
         validation: int64 ``[n_v]`` positions that are never trained on, at the server (``data.validation``).
-        validation_labels: int64 ``[n_v]`` classes of ``validation``.
+        validation_labels: int64 ``[n_v]`` classes of ``validation``, for a method that ``uses_validation``.
     """
 
     labelled: Tensor
@@ -84,12 +85,21 @@ class Sites(Sequence[SiteData]):
         return tuple(np.flatnonzero(held).tolist())
 
 
-class Oracle:
-    """Hidden labels, for metrics only: nothing that trains may have access."""
+HIDDEN = -1
+"""Stands for a label that no site has."""
 
-    def __init__(self, labels: Tensor) -> None:
-        self._labels = labels
+_TRUE: WeakKeyDictionary[object, Tensor] = WeakKeyDictionary()
 
-    def correct(self, index: Tensor, labels: Tensor) -> Tensor:
-        """Whether ``labels`` are the true classes of the training images at ``index``; bool, same shape."""
-        return self._labels[index] == labels
+
+def keep_true_labels(data: object, labels: Tensor) -> None:
+    """Keep the labels of a data module for ``true_labels``."""
+    _TRUE[data] = labels
+
+
+def true_labels(data: object) -> Tensor:
+    """All training labels of a data module that is set up, hidden ones too, int64 ``[num_images]``.
+
+    For metrics and records; no method may call it. The labels lie beside the data module, so that no attribute of what
+    a method is given leads to them.
+    """
+    return _TRUE[data]

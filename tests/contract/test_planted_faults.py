@@ -1,12 +1,15 @@
 """The contract refuses every planted fault, says why, and lets the same method without the fault pass."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from benchmark.contract import devices, irrelevant, isolation, runs, steps
 from benchmark.contract.checks import CHECKS, Check, title
+from benchmark.contract.federations import SIDE, FewerDigits
 from datamodules.common.errors import RunError
 from methods.base import FedMethod
-from planted_faults import memory, sound, surroundings, training
+from planted_faults import memory, sound, surroundings, thieves, training
 
 SURVIVES = r"depends on visits before it, .* It is .*{}.*Register it"
 
@@ -127,11 +130,18 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
         irrelevant.check_test_images_are_not_used,
         "with other test images it trains another model",
     ),
-    (
-        surroundings.HiddenLabels,
-        irrelevant.check_hidden_labels_are_not_read,
-        "with other hidden labels it trains another model",
+    *(
+        (thief, irrelevant.check_hidden_labels_are_not_read, "with other hidden labels it trains another model")
+        for thief in (
+            thieves.AsksForThem,
+            thieves.FindsModules,
+            thieves.FindsSites,
+            thieves.FindsTensors,
+            thieves.KeepsThem,
+            thieves.KeepsTheModule,
+        )
     ),
+    (thieves.Walks, irrelevant.check_hidden_labels_are_not_read, "nothing leads to hidden labels"),
     (surroundings.KnowsClients, runs.check_names_of_clients_do_not_matter, "looks at the id of a client"),
     (training.Ascends, runs.check_a_run_is_finite_and_learns, "does not learn"),
     (training.Idle, runs.check_pseudo_labels_flow, "selected no pseudo-label"),
@@ -182,6 +192,16 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
     ),
     (training.ClipsScaled, irrelevant.check_a_scaled_loss_leaves_every_bit, "a gradient is used while it is scaled"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def another_data_module() -> Iterator[None]:
+    """Somebody in the process has the labels that the contract hides."""
+    data = FewerDigits(num_clients=4, labelled_clients=4, partition="iid", side=SIDE)
+    data.setup()
+    data.clients[0], data.clients[1] = data.client(0), data.client(1)
+    yield
+    del data
 
 
 def test_every_check_refuses_something() -> None:

@@ -11,6 +11,7 @@ from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.common.streams import generator
 from datamodules.digits import Digits
 from datamodules.io import sources
+from datamodules.partition.sites import true_labels
 from datamodules.views.batches import epoch
 from federations import SCENARIOS, few_data, make_data, make_method
 
@@ -105,7 +106,7 @@ def test_overwritten_images_are_what_views_are_cut_from():
     data = make_data()
     partition, site, index = data.partition, data.client(0), torch.arange(4)
     before = data.take("test", index)
-    data.overwrite(train_images=255 - data.train_images, train_labels=9 - data.train_labels)
+    data.overwrite(train_images=255 - data.train_images, train_labels=9 - true_labels(data))
     assert not torch.equal(data.take("test", index), before)
     assert data.partition is partition and torch.equal(data.client(0).labelled, site.labelled)
     assert torch.equal(data.client(0).labels, 9 - site.labels)
@@ -219,7 +220,6 @@ def test_validation_images_go_to_nobody(scenario, digits):
     data = make_data(scenario, validation=200)
     held = data.server.validation
     assert len(held) == len(held.unique()) == 200
-    assert torch.equal(data.server.validation_labels, torch.from_numpy(digits.train_labels)[held])
     sites = [data.server, *(data.client(k) for k in range(data.num_clients))]
     owned = torch.cat([part for site in sites for part in (site.labelled, site.unlabelled)] + [data.pool()])
     assert not set(held.tolist()) & set(owned.tolist())
@@ -314,7 +314,7 @@ def test_without_shuffles_a_client_is_ordered_by_class():
     for shuffle in (True, False):
         data = Digits(scenario="all_clients", pipeline="pad_crop_flip", shuffle=shuffle, **options)
         data.setup()
-        labels = [data.train_labels[data.client(k).unlabelled].tolist() for k in range(6)]
+        labels = [true_labels(data)[data.client(k).unlabelled].tolist() for k in range(6)]
         assert all(values == sorted(values) for values in labels) is not shuffle
         assert [data.client(k).labels.unique().tolist() for k in range(6)] != [sorted({*v}) for v in labels]
 
@@ -391,7 +391,7 @@ def test_placing_changes_the_type_of_views_and_nothing_else():
     assert torch.equal(data.take("test", index), before.double())
     assert next(data.test_blocks(5))[1]().dtype == torch.float64
     assert torch.equal(data.client(2).unlabelled, site)
-    assert data.oracle.correct(index, data.train_labels[index]).all()
+    assert torch.equal(data.client(0).labels, true_labels(data)[data.client(0).labelled])
 
 
 def test_another_size():

@@ -11,8 +11,10 @@ from torch import Tensor
 from benchmark.contract.federations import half_trained
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
+from benchmark.federation.reference import measured
 from datamodules.base import SiteData
 from datamodules.common.errors import ConfigError, RunError
+from datamodules.partition.sites import true_labels
 from federations import (
     few_data,
     make_federation,
@@ -355,7 +357,7 @@ def prepared(method: str | type = "fl2") -> tuple[Any, dict[str, Any], Any]:
     """What client 0 would train on, the data, and what was measured."""
     federation = from_half_trained(method)
     site = site_of(federation)
-    return federation.method.visit_streams(site)["unlabelled"], federation.data, site._hidden
+    return federation.method.visit_streams(site)["unlabelled"], federation.data, measured(site)
 
 
 def test_filter_then_batch() -> None:
@@ -364,7 +366,7 @@ def test_filter_then_batch() -> None:
     client = data.client(0).unlabelled
     assert 0 < len(stream) < len(client)
     assert float(measured.mean("pseudo/selected")) == pytest.approx(len(stream) / len(client))
-    correct = (data.train_labels[stream.index] == stream.fields["y"]).float().sum()
+    correct = (true_labels(data)[stream.index] == stream.fields["y"]).float().sum()
     assert float(measured.mean("pseudo/correct")) == pytest.approx(float(correct) / len(client))
     assert dict(stream.views) == {"strong": "strong"}
     whole, *_ = prepared(AsWritten)
@@ -386,7 +388,7 @@ def test_masks_of_the_consistency_term() -> None:
     correct, *_ = prepared(CorrectlyLabelled)
     assert 0 < int(high.fields["high"].sum()) < len(high)
     assert bool(everything.fields["high"].all())
-    assert torch.equal(correct.fields["high"], data.train_labels[correct.index] == correct.fields["y"])
+    assert torch.equal(correct.fields["high"], true_labels(data)[correct.index] == correct.fields["y"])
     assert 0 < int(correct.fields["high"].sum()) < len(correct)
     assert all(make_method(cls).uses_oracle for cls in (CorrectlyLabelled, CATWithSAM, CATWithSAMInstead))
     assert not any(make_method(cls).uses_oracle for cls in (FL2, AllSelected, PlainSAM, AsWritten))
@@ -452,7 +454,7 @@ def test_a_client_that_labels_nothing_counts_as_sure() -> None:
     federation = from_half_trained(server_pretrain=0)
     data, (first, second, *_) = federation.data, federation.visits(0)
     index = data.client(second.client).unlabelled[:9]
-    data.clients[second.client] = SiteData(index, data.train_labels[index], index[:0])
+    data.clients[second.client] = SiteData(index, true_labels(data)[index], index[:0])
     assert federation.method.names("local") == ["tau"]
     found = [visited(federation, visit)[0].upload for visit in (first, second, first)]
     taus = [float(upload.stats["tau"]) for upload in found if upload is not None]

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmark.federation.reference import EVAL_BLOCK
+from benchmark.federation.reference import EVAL_BLOCK, measured
 from datamodules.common.errors import RunError
+from datamodules.partition.sites import true_labels
 from federations import Unaugmented, few_data, few_federation, make_federation, run_rows, site_of, visited
 from methods.base import Pass, Visit
 
@@ -114,14 +115,14 @@ def test_the_server_meets_other_numbers_before_the_first_round_than_in_it():
 def tallies(run, index, labels, selected):
     site = site_of(run)
     site.report_pseudo_labels(index, labels, selected)
-    return {name: (total / weight).tolist() for name, (total, weight) in site._hidden.taken().items()}
+    return {name: (total / weight).tolist() for name, (total, weight) in measured(site).taken().items()}
 
 
 def test_pseudo_labels_are_judged_by_the_hidden_labels():
     """Of 8 images 6 are selected and 4 of them are right; shares are of all 8."""
     run = few_federation(clients=2, labelled=1)
     index = run.data.client(1).unlabelled[:8]
-    labels = run.data.train_labels[index].clone()
+    labels = true_labels(run.data)[index].clone()
     selected = torch.tensor([True] * 6 + [False] * 2)
     labels[[0, 1, 6]] = (labels[[0, 1, 6]] + 1) % 10
     shares = tallies(run, index, labels, selected)
@@ -139,9 +140,9 @@ def test_hidden_labels_are_for_declared_oracles_only():
     site = site_of(run, Visit(client=1))
     index = site.data.unlabelled[:4]
     with pytest.raises(RunError, match="uses_oracle"):
-        site.oracle(index, run.data.train_labels[index])
+        site.oracle(index, true_labels(run.data)[index])
     run.method.uses_oracle = True
-    assert site.oracle(index, run.data.train_labels[index]).all()
+    assert site.oracle(index, true_labels(run.data)[index]).all()
 
 
 @pytest.mark.parametrize("uses", [False, True])

@@ -1,8 +1,9 @@
 """What clients hold, and what metrics may ask of hidden labels."""
 
+import pytest
 import torch
 
-from datamodules.partition.sites import Oracle, SiteData, Sites
+from datamodules.partition.sites import HIDDEN, SiteData, Sites, true_labels
 from federations import few_data, make_data
 
 
@@ -13,15 +14,14 @@ def test_a_client_can_be_handed_something_else():
     assert data.client(1).size == 3 and 1 not in data.roster(0).labelled
 
 
-def test_the_oracle_says_right_or_wrong_and_nothing_else():
-    data = make_data()
-    truth = data.train_labels
-    index = torch.tensor([3, 1400, 7, 7])
-    oracle = Oracle(truth)
-    assert oracle.correct(index, truth[index]).all()
-    assert not oracle.correct(index, (truth[index] + 1) % 10).any()
-    assert [name for name in vars(oracle) if not name.startswith("_")] == []
-    assert data.oracle.correct(index, truth[index]).tolist() == [True] * 4
+@pytest.mark.parametrize("labels", ["hidden", "revealed"])
+def test_a_data_module_has_the_labels_that_a_site_has(labels):
+    data = make_data(hidden_labels=labels)
+    known = torch.zeros(data.num_images, dtype=torch.bool)
+    for site in data.clients:
+        known[torch.cat([site.labelled, *([site.unlabelled] if labels == "revealed" else [])])] = True
+    assert torch.equal(data.train_labels != HIDDEN, known)
+    assert torch.equal(data.train_labels[known], true_labels(data)[known])
 
 
 def test_a_site_is_made_when_it_is_asked_for():

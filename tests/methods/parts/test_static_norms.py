@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from benchmark.federation.loop import Federation
+from datamodules.partition.sites import true_labels
 from federations import make_data, make_method, plain_fabric, site_of
 from methods import models
 from methods.fl2 import FL2
@@ -41,7 +42,7 @@ def test_order_of_the_pool() -> None:
         return torch.cat(list(make_method("fl2", **args).norm_batches(data)))[40:]
 
     stored = order()
-    classes = data.train_labels[stored]
+    classes = true_labels(data)[stored]
     assert torch.equal(classes, classes.sort().values)
     assert torch.equal(order(sbn_order="dataset"), stored.sort().values)
 
