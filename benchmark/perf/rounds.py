@@ -1,71 +1,58 @@
-"""Whole rounds of federated averaging: processes x threads; huge partitions."""
+"""Rounds: how long they take, and how much of that is training steps."""
 
 import statistics
+from collections.abc import Iterator
 from functools import partial
+from typing import Any
+from unittest.mock import patch
 
-import numpy as np
-import torch
-from lightning import Fabric
-
-from benchmark.launch.allocator import keep_memory
+from benchmark.federation.fit import Fit
+from benchmark.federation.loop import Federation
 from benchmark.perf.federations import Noise, federation
-from benchmark.perf.measure import Section, seconds
-from benchmark.runs.capacity import cores
-from datamodules.common.devices import threads
-from datamodules.partition import split
+from benchmark.perf.measure import CORES, Section, alone, interleaved, seconds
 
-REPEATS = 3
-SHAPES = (  # network, clients (None: one per core), images per round
+ROUNDS = 3
+CASES = [  # network, clients, images per round
     ("small_cnn", 10, 50_000),
-    ("small_cnn", None, 25_000),
-    ("resnet18", None, 2_000),
-    ("resnet9", None, 400),
-    ("wrn28_2", None, 400),
+    ("resnet18", 2, 2_000),
+    ("resnet9", 2, 400),
+    ("wrn28_2", 2, 400),
+]
+NOTE = (
+    "One local epoch in batches of 64, all clients, in one process. Besides steps: views, batches, states, uploads and "
+    "their mean. Evaluation: of as many test images, at most 10 000, is not part of the round."
 )
 
 
-def _timed(fabric: Fabric, count: int, method: str, model: str, images: int, clients: int) -> float:
-    torch.set_num_threads(count)
-    keep_memory()
+def section(method: str) -> Iterator[Section]:
+    """Measure whole rounds, with one thread and with all cores."""
+    headers = ["network", "clients", "images", "threads", "round, s", "besides steps, s", "evaluation, s"]
+    table = Section(f"Rounds of `{method}`", headers, NOTE)
+    for case in CASES:
+        for count in sorted({1, CORES}):
+            yield table.add([*case, count, *alone(row, method, *case, threads=count)])
+
+
+def row(method: str, network: str, clients: int, images: int) -> list[float]:
+    """Measure rounds and an evaluation."""
     data = Noise(images, num_clients=clients, labelled_clients=clients, partition="iid")
-    made = federation(method, data, model, fabric=fabric)
-    made.method.views = {"labelled": {"x": "test"}}
-    taken = []
-    for number in range(REPEATS + 1):
-        fabric.barrier()
-        taken.append(seconds(partial(made.run_round, number)))
-    fabric.barrier()
-    return statistics.median(taken[1:])
+    made = federation(method, data, network)
+    return [*round_seconds(made), interleaved({"test": made.evaluate})["test"]]
 
 
-def seconds_per_round(processes: int, count: int, method: str, model: str, images: int, clients: int) -> float:
-    """Median seconds of a round of ``images`` over ``clients``, with ``count`` threads per process."""
-    fabric = Fabric(accelerator="cpu", devices=processes, strategy="ddp_spawn" if processes > 1 else "auto")
-    return float(fabric.launch(_timed, count, method, model, images, clients))  # type: ignore[arg-type]
+def round_seconds(made: Federation) -> tuple[float, float]:
+    """Seconds of the round of median length behind the first one, and of what is no training step in it."""
+    taken, compute = [], Fit.compute
+    made.run_round(0)
+    for number in range(1, ROUNDS + 1):
+        steps: list[float] = []
 
+        def timed(fit: Fit, batch: Any, number: int, steps: list[float] = steps) -> Any:
+            done: list[Any] = []
+            steps.append(seconds(lambda: done.append(compute(fit, batch, number))))
+            return done[0]
 
-def layouts(method: str) -> list[Section]:
-    """Measure a round with one process on all cores, and with one single-threaded process per core."""
-    n = cores()
-    choices = [(1, 1)] if n == 1 else [(1, 1), (1, n), (n, 1)]
-    headers = ["network", "clients", "images", *(f"{p} process{'es' * (p > 1)} x {t} thr." for p, t in choices)]
-    note = "Seconds per round of one local epoch in batches of 64, without augmentation or evaluation; not interleaved."
-    with threads(n):
-        table = Section(f"Rounds of `{method}`: processes x threads", headers, note)
-        for network, fixed, images in SHAPES:
-            clients = fixed or n
-            taken = [seconds_per_round(p, t, method, network, images, clients) for p, t in choices]
-            table.add([[network, clients, images, *taken]])
-    return [table]
-
-
-def partitions() -> list[Section]:
-    """Measure the time of huge partitions."""
-    table = Section("Partitions", ["clients", "split", "seconds"], "1 000 000 images of 10 classes.")
-    labels = np.arange(1_000_000) % 10
-    for n in (1_000, 10_000, 100_000):
-        rng = np.random.RandomState(0)
-        iid = seconds(partial(split.iid, labels, n, rng=rng))
-        dirichlet = seconds(partial(split.dirichlet, labels, n, 0.5, rng, min_size=0))
-        table.add([[n, "iid", iid], [n, "dirichlet 0.5", dirichlet]])
-    return [table]
+        with patch.object(Fit, "compute", timed):
+            whole = seconds(partial(made.run_round, number))
+        taken.append((whole, whole - sum(steps)))
+    return statistics.median_low(taken)
