@@ -1,16 +1,18 @@
 """Agreement of engines and devices with the reference engine, by method."""
 
 from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmark.arguments import handed_over, typed_args
-from benchmark.config import Run, RunConfig
-from benchmark.perf.federations import Noise, federation_of, tensor_cores
+from benchmark.config import RunConfig
+from benchmark.perf.federations import config_of, federation_of
 from benchmark.perf.measure import attempt
-from benchmark.registry import KINDS, ClassSpec, find_class
+from benchmark.registry import KINDS, find_class
 from methods.base import FedMethod
 
 ROUNDS, SLOTS, IMAGES, CLIENTS, BATCH = 2, 3, 250, 6, 16
@@ -46,26 +48,38 @@ HEADERS = [
 NOTE = (
     f"Global models after {ROUNDS} rounds on {IMAGES} random images: {CLIENTS} clients, batches of {BATCH} and ragged "
     f"ones, small CNN, {SLOTS} slots, thresholds that untrained networks reach. `equal`: the same bits; a number: the "
-    "distance from the reference over the distance that training has covered. Against the CPU every image has one fixed "
-    "view, since random ones differ between devices; what a method itself draws on the device still differs. TF32 is "
+    "distance from the reference over the distance that training has covered. Against the CPU every image has one "
+    "fixed view, since random ones differ between devices; what a method itself draws on the device still differs. TF32 is "
     "off. Kernels on a GPU may add in another order from run to run."
 )
 
 
-def configured(method: str, precision: str = "32-true") -> Run:
+def configured(method: str, precision: str = "32-true") -> RunConfig:
     """Configure a short run of a method in its scenario: one warm-up round, one epoch, with pseudo-labels."""
     cls: type[FedMethod] = find_class(method, KINDS["method"])
     known = typed_args(cls, {}, "method", handed_over(cls, "method"))
     short: dict[str, Any] = {name: 1 for name in SHORT if (known.get(name) or 0) > 1}
     short |= {"batch_size": BATCH} | {name: value for name, value in FLOWING.items() if name in known}
-    held = {"images": IMAGES, "scenario": cls.scenario, "num_clients": CLIENTS, "partition": "iid"}
-    data = ClassSpec(f"{Noise.__module__}.{Noise.__qualname__}", held | HOLDERS[cls.scenario])
-    return Run.of(RunConfig(ClassSpec(method, short), data, rounds=ROUNDS, eval_every=ROUNDS, precision=precision))
+    held = {"images": IMAGES, "scenario": cls.scenario, "num_clients": CLIENTS} | HOLDERS[cls.scenario]
+    return config_of(method, short, held, rounds=ROUNDS, eval_every=ROUNDS, precision=precision)
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Switch TF32 in matrix products and convolutions off while the context is open."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def ends(method: str, precision: str, device: str = "cpu", **options: Any) -> tuple[Tensor, Tensor]:
     """Return the global model before and after a run as float64 vectors; for the options see ``federation_of``."""
-    with tensor_cores(False):
+    with without_tf32():
         made = federation_of(configured(method, precision), device, **options)
 
         def numbers() -> Tensor:

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.perf.federations import Noise, federation
+from benchmark.perf.federations import config_of, federation_of
+from datamodules.base import FSSLDataModule
 from benchmark.perf.measure import CORES, Section, alone, interleaved
 from methods import models
 
@@ -31,20 +32,20 @@ def section(method: str) -> Iterator[Section]:
 
 def row(method: str, labelled: bool) -> list[Any]:
     """Measure a client's epoch both ways, in turns."""
-    data = Noise(2 * IMAGES, CLASSES, num_clients=2, partition="iid")
-    made = federation(method, data, warmup_rounds=0)
+    data = {"images": 2 * IMAGES, "classes": CLASSES, "num_clients": 2}
+    made = federation_of(config_of(method, {"warmup_rounds": 0}, data))
     visit = next(v for v in made.visits(0) if v.labelled == labelled)
     taken = interleaved(
         {
             "engine": lambda: made.engine.run_visit(visit, made.engine.send(visit, made.server), None)[0].bytes_down,
-            "bare": bare(data, visit.client, labelled),
+            "bare": bare(made.data, visit.client, labelled),
         }
     )
     kind = "labelled" if labelled else "unlabelled"
     return [kind, taken["engine"], taken["bare"], taken["engine"] / taken["bare"], IMAGES / taken["engine"]]
 
 
-def bare(data: Noise, client: int, labelled: bool) -> Any:
+def bare(data: FSSLDataModule, client: int, labelled: bool) -> Any:
     """Return the bare loop over a client's images."""
     site = data.client(client)
     mean, std = torch.tensor(data.mean), torch.tensor(data.std)

@@ -12,7 +12,7 @@ import torch
 from benchmark.arguments import typed_args
 from benchmark.config import Run, RunConfig, apply, from_dict
 from benchmark.files import read_value
-from benchmark.perf.federations import Noise, arithmetic, federation_of, synchronize
+from benchmark.perf.federations import NOISE, Noise, federation_of, synchronize
 from benchmark.perf.measure import seconds
 from benchmark.registry import KINDS, ClassSpec, find_class
 from benchmark.suites import suite
@@ -72,7 +72,7 @@ class Goal:
         noise = {"images": 20 * clients if self.tiny else cls.train_size, "classes": cls.num_classes}
         known = typed_args(Noise, noise, "data", KINDS["data"].supplied)
         noise |= {name: value for name, value in config.data.init_args.items() if name in known}
-        return replace(config, data=ClassSpec(f"{Noise.__module__}.{Noise.__qualname__}", noise))
+        return replace(config, data=ClassSpec(NOISE, noise))
 
 
 def shrunk(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,19 +113,18 @@ def measured(goal: Goal, precision: str, slots: int, device: str, allowed: float
     """Measure a line of the table; up to ``steady`` further rounds, none of them after ``allowed`` seconds."""
     config = goal.config()
     slots = min(slots, config.roster.get("participants") or config.data.init_args["num_clients"])
-    with arithmetic(precision) as known:
-        made = federation_of(Run.of(replace(config, precision=known)), device, slots=slots)
-        deadline = time.monotonic() + allowed
+    made = federation_of(replace(config, precision=precision), device, slots=slots)
+    deadline = time.monotonic() + allowed
 
-        def work(number: int) -> None:
-            made.run_round(number)
-            synchronize(device)
+    def work(number: int) -> None:
+        made.run_round(number)
+        synchronize(device)
 
-        began = seconds(partial(made.server_phase, 0, first=True))
-        first = next((number for number in range(made.rounds) if not made.method.is_warmup(number)), 0)
-        taken: list[float] = []
-        while len(taken) < COLD + steady and (len(taken) < COLD or time.monotonic() < deadline):
-            taken.append(seconds(partial(work, first + len(taken))))
+    began = seconds(partial(made.server_phase, 0, first=True))
+    first = next((number for number in range(made.rounds) if not made.method.is_warmup(number)), 0)
+    taken: list[float] = []
+    while len(taken) < COLD + steady and (len(taken) < COLD or time.monotonic() < deadline):
+        taken.append(seconds(partial(work, first + len(taken))))
     taken[0] += began
     further, whole = extrapolated(goal, taken)
     verdict = "met" if whole <= goal.limit else "missed"

@@ -12,12 +12,16 @@ from typing import Any
 
 import torch
 
+from benchmark.config import RunConfig
 from benchmark.perf import agreement, goals
-from benchmark.perf.federations import Noise, arithmetic, federation, launched, synchronize
+from benchmark.perf.federations import config_of, federation_of, synchronize
 from benchmark.perf.measure import Section, TaskFailed, alone, attempt, interleaved
 from benchmark.registry import KINDS, known_names
 
 GRACE_S = 20.0
+PRECISIONS = ("32-true", "bf16-mixed")
+SLOTS_OF_GOALS = 8
+CLIENTS, BATCHES = 16, 4
 
 
 @dataclass(frozen=True)
@@ -27,35 +31,26 @@ class GPUPlan:
     Args:
         timed: methods whose visits are timed, with plain supervised steps.
         goals: rows of the papers' tables with their limits.
-        device: ``cuda``; ``cpu`` for a trial of this code.
         seconds: seconds for each part.
         checked: methods whose agreement is checked; default: all.
-        precisions: see ``arithmetic``.
+        device: ``cuda``; ``cpu`` for a trial of this code.
         cases: networks and images per step.
-        clients: clients per round in timed visits.
-        batches: batches per client.
         slots: numbers of slots.
-        goal_slots: numbers of slots for the goals.
     """
 
     timed: Sequence[str]
     goals: Sequence[goals.Goal]
-    device: str = "cuda"
     seconds: float = 540.0
     checked: Sequence[str] = field(default_factory=lambda: known_names(KINDS["method"]))
-    precisions: Sequence[str] = ("32-true", "tf32", "bf16-mixed")
+    device: str = "cuda"
     cases: Sequence[tuple[str, int]] = (("small_cnn", 64), ("wrn28_2", 32), ("resnet9", 100), ("resnet18", 64))
-    clients: int = 16
-    batches: int = 4
     slots: Sequence[int] = (1, 4, 8)
-    goal_slots: Sequence[int] = (8,)
 
 
 def trial(plan: GPUPlan) -> GPUPlan:
     """Shrink a plan to tiny sizes on the CPU, to try the code; its numbers are meaningless."""
     small = [replace(goal, tiny=True) for goal in plan.goals]
-    plan = replace(plan, goals=small, device="cpu", precisions=("32-true", "bf16-mixed"), cases=(("small_cnn", 4),))
-    return replace(plan, clients=2, batches=3, slots=(1, 2), goal_slots=(2,))
+    return replace(plan, goals=small, device="cpu", cases=[("small_cnn", 4)], slots=(1, 2))
 
 
 class Part:
@@ -99,15 +94,14 @@ def time_engines(part: Part) -> Iterator[Section]:
     """Time the reference and slots, by network, precision and number of slots."""
     plan = part.plan
     note = (
-        f"Milliseconds for the visits of {plan.clients} clients of {plan.batches} full batches each, after a warm-up in "
-        "which steps are recorded. 32-true is what runs use: PyTorch's settings, with TF32 in convolutions only. tf32: "
-        "in matrix products, too."
+        f"Milliseconds for the visits of {CLIENTS} clients of {BATCHES} full batches each, after a warm-up in which "
+        "steps are recorded."
     )
     names = [f"K = {slots}, ms" for slots in plan.slots]
     headers = ["network", "batch", "precision", "replay", "reference, ms", *names, "reference / best"]
     for method in plan.timed:
         table = part.table(f"Engines, visits of `{method}`", headers, note)
-        for precision, (network, batch), replay in product(plan.precisions, plan.cases, (False, True)):
+        for precision, (network, batch), replay in product(PRECISIONS, plan.cases, (False, True)):
             label = [network, batch, precision, "yes" if replay else "no"]
             yield table.add(part.row(label, engine_row, plan, method, label, replay))
 
@@ -115,26 +109,25 @@ def time_engines(part: Part) -> Iterator[Section]:
 def engine_row(plan: GPUPlan, method: str, label: Sequence[Any], replay: bool) -> list[Any]:
     """Measure a line; if one engine fails, the others keep their numbers."""
     network, batch, precision, _ = label
-    chosen: list[dict[str, Any]] = [{}, *({"slots": n, "replay": replay} for n in plan.slots)]
-    taken = [attempt(partial(visits_ms, plan, method, network, batch, precision, engine)) for engine in chosen]
+    data = {"images": CLIENTS * BATCHES * batch, "num_clients": CLIENTS, "labelled_clients": CLIENTS}
+    config = config_of(method, {"batch_size": batch}, data, model=network, precision=precision)
+    engines: list[dict[str, Any]] = [{}, *({"slots": n, "replay": replay} for n in plan.slots)]
+    taken = [attempt(partial(visits_ms, config, plan.device, **engine)) for engine in engines]
     if isinstance(taken[0], str) or not (fine := [cell for cell in taken[1:] if not isinstance(cell, str)]):
         return [*label, *taken, "-"]
     return [*label, *taken, taken[0] / min(fine)]
 
 
-def visits_ms(plan: GPUPlan, method: str, network: str, batch: int, precision: str, engine: dict[str, Any]) -> float:
-    """Milliseconds of the visits of a round, until the device has finished; ``engine``: as of ``Federation``."""
-    clients = plan.clients
-    data = Noise(clients * plan.batches * batch, num_clients=clients, labelled_clients=clients, partition="iid")
-    with arithmetic(precision) as known:
-        made = federation(method, data, network, launched(plan.device, known), engine=engine, batch_size=batch)
-        planned = made.visits(0)
+def visits_ms(config: RunConfig, device: str, **engine: Any) -> float:
+    """Milliseconds of the visits of a round, until the device has finished; ``engine``: see ``federation_of``."""
+    made = federation_of(config, device, **engine)
+    planned = made.visits(0)
 
-        def work() -> None:
-            made.engine.run_visits(planned, made.server, {})
-            synchronize(plan.device)
+    def work() -> None:
+        made.engine.run_visits(planned, made.server, {})
+        synchronize(device)
 
-        return 1000 * interleaved({"it": work}, repeats=1)["it"]
+    return 1000 * interleaved({"it": work}, repeats=1)["it"]
 
 
 def time_goals(part: Part) -> Iterator[Section]:
@@ -143,11 +136,11 @@ def time_goals(part: Part) -> Iterator[Section]:
     if not plan.goals:
         return
     table = part.table("Goals: rows of the papers' tables, random images", goals.HEADERS, goals.NOTE)
-    tasks = list(product(plan.goal_slots, plan.precisions, plan.goals))
-    for number, (slots, precision, goal) in enumerate(tasks):
+    tasks = list(product(PRECISIONS, plan.goals))
+    for number, (precision, goal) in enumerate(tasks):
         allowed = part.left / (len(tasks) - number) / 2  # the rest is for the data and the first rounds
-        label = [goal.name, goal.rounds, precision, slots]
-        yield table.add(part.row(label, goals.measured, goal, precision, slots, plan.device, allowed))
+        label = [goal.name, goal.rounds, precision]
+        yield table.add(part.row(label, goals.measured, goal, precision, SLOTS_OF_GOALS, plan.device, allowed))
 
 
 PARTS: dict[str, Callable[[Part], Iterator[Section]]] = {

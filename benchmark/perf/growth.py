@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmark.federation import checkpoint
-from benchmark.perf.federations import Noise, federation
+from benchmark.perf.federations import config_of, federation_of
 from benchmark.perf.measure import Section, alone, seconds
 from benchmark.perf.rounds import ROUNDS, round_seconds
 
@@ -35,10 +35,10 @@ def section(method: str) -> Iterator[Section]:
 
 def row(method: str, network: str, clients: int, active: int) -> list[Any]:
     """Measure rounds of a federation whose clients keep momenta between visits."""
-    data = Noise(
-        SHARE * clients, pixels=PIXELS, side=PIXELS, num_clients=clients, labelled_clients=clients, partition="iid"
-    )
-    made = federation(method, data, network, participants=active, reset_momentum=False)
+    data = {"images": SHARE * clients, "pixels": PIXELS, "side": PIXELS}
+    data |= {"num_clients": clients, "labelled_clients": clients}
+    config = config_of(method, {"reset_momentum": False}, data, model=network, roster={"participants": active})
+    made = federation_of(config)
     whole, besides = round_seconds(made)
     with TemporaryDirectory() as place:
         saving = seconds(lambda: checkpoint.save(Path(place) / "checkpoint.pt", made.state_dict()))

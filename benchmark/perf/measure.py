@@ -36,32 +36,23 @@ class Section:
     def __init__(self, title: str, headers: Sequence[str], note: str) -> None:
         self.title, self.headers, self.note = title, headers, note
         self.rows: list[list[Any]] = []
-        self.before = self.after = probe()
 
     def add(self, row: Sequence[Any]) -> "Section":
         """Append a line, padded if needed; return the section."""
         self.rows.append([*row, *[""] * (len(self.headers) - len(row))])
-        self.after = probe()
         return self
 
     def text(self) -> str:
         """Format the table as Markdown; floats have three significant digits."""
         lines = [self.headers, ["---"] * len(self.headers), *(map(_shown, row) for row in self.rows)]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return f"## {self.title}\n\n{table}\n\n{self.note} ({machine()}; probe {self.before:.0f} -> {self.after:.0f})\n"
+        return f"## {self.title}\n\n{table}\n\n{self.note} ({machine()})\n"
 
 
 def machine() -> str:
     """Describe machine, code and day."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return f"{date.today()}; {cpu_model()}, {CORES} cores, {gpu}, torch {torch.__version__}, code {code_version()}"
-
-
-def probe() -> float:
-    """GFLOP/s of a 1536 x 1536 matrix product with the current number of threads, a measure of other load."""
-    a = torch.randn(1536, 1536)
-    a @ a
-    return 3 * 2 * 1536**3 / seconds(lambda: [a @ a for _ in range(3)]) / 1e9
 
 
 def seconds(unit: Unit) -> float:

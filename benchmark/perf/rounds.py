@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
-from benchmark.perf.federations import Noise, federation
+from benchmark.perf.federations import config_of, federation_of
 from benchmark.perf.measure import CORES, Section, alone, interleaved, seconds
 
 ROUNDS = 3
@@ -35,8 +35,8 @@ def section(method: str) -> Iterator[Section]:
 
 def row(method: str, network: str, clients: int, images: int) -> list[float]:
     """Measure rounds and an evaluation."""
-    data = Noise(images, num_clients=clients, labelled_clients=clients, partition="iid")
-    made = federation(method, data, network)
+    data = {"images": images, "num_clients": clients, "labelled_clients": clients}
+    made = federation_of(config_of(method, {}, data, model=network))
     return [*round_seconds(made), interleaved({"test": made.evaluate})["test"]]
 
 
