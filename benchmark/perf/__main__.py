@@ -12,12 +12,12 @@ import torch
 
 from benchmark.files import write_atomic
 from benchmark.launch.allocator import keep_memory
-from benchmark.perf import epochs, goals, gpu, growth, rounds
+from benchmark.perf import epochs, goals, gpu, rounds
 from benchmark.perf.measure import Section
 from benchmark.registry import KINDS, find_class
 from datamodules.common.errors import ConfigError
 
-SECTIONS = {"epochs": epochs.section, "rounds": rounds.section, "growth": growth.section}
+SECTIONS = {"epochs": epochs.section, "rounds": rounds.rounds, "growth": rounds.growth}
 NO_GPU = 2
 
 

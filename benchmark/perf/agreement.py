@@ -1,8 +1,8 @@
 """Agreement of engines and devices with the reference engine, by method."""
 
-from functools import partial
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,8 +49,7 @@ NOTE = (
     f"Global models after {ROUNDS} rounds on {IMAGES} random images: {CLIENTS} clients, batches of {BATCH} and ragged "
     f"ones, small CNN, {SLOTS} slots, thresholds that untrained networks reach. `equal`: the same bits; a number: the "
     "distance from the reference over the distance that training has covered. Against the CPU every image has one "
-    "fixed view, since random ones differ between devices; what a method itself draws on the device still differs. TF32 is "
-    "off. Kernels on a GPU may add in another order from run to run."
+    "fixed view; what a method itself draws on the device still differs. TF32 is off."
 )
 
 

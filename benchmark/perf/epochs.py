@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.perf.federations import config_of, federation_of
-from datamodules.base import FSSLDataModule
 from benchmark.perf.measure import CORES, Section, alone, interleaved
+from datamodules.base import FSSLDataModule
 from methods import models
 
 IMAGES, CLASSES = 5_000, 100

@@ -1,11 +1,15 @@
-"""Rounds: how long they take, and how much of that is training steps."""
+"""Rounds: how long they take besides their steps, and how they grow with clients and parameters."""
 
+import resource
 import statistics
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+from benchmark.federation import checkpoint
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from benchmark.perf.federations import config_of, federation_of
@@ -18,26 +22,62 @@ CASES = [  # network, clients, images per round
     ("resnet9", 2, 400),
     ("wrn28_2", 2, 400),
 ]
-NOTE = (
-    "One local epoch in batches of 64, all clients, in one process. Besides steps: views, batches, states, uploads and "
-    "their mean. Evaluation: of as many test images, at most 10 000, is not part of the round."
-)
+GROWTH = [  # network, registered, active
+    *(("small_cnn", 10**power, 10) for power in range(2, 7)),
+    *(("small_cnn", 10_000, active) for active in (100, 1_000)),
+    *((network, 100, 10) for network in ("wrn28_2", "resnet18", "wrn28_8")),
+]
+PIXELS = 16  # side of an image where clients are many, so that a million fit into memory
+SHARE = 4  # images of such a client, one batch
 
 
-def section(method: str) -> Iterator[Section]:
+def rounds(method: str) -> Iterator[Section]:
     """Measure whole rounds, with one thread and with all cores."""
     headers = ["network", "clients", "images", "threads", "round, s", "besides steps, s", "evaluation, s"]
-    table = Section(f"Rounds of `{method}`", headers, NOTE)
+    note = (
+        "One local epoch of all clients in batches of 64, one process. Besides steps: views, batches, states, uploads "
+        "and their mean. Evaluation is not part of the round; it is of as many test images, at most 10 000."
+    )
+    table = Section(f"Rounds of `{method}`", headers, note)
     for case in CASES:
         for count in sorted({1, CORES}):
-            yield table.add([*case, count, *alone(row, method, *case, threads=count)])
+            yield table.add([*case, count, *alone(round_row, method, *case, threads=count)])
 
 
-def row(method: str, network: str, clients: int, images: int) -> list[float]:
+def round_row(method: str, network: str, clients: int, images: int) -> list[float]:
     """Measure rounds and an evaluation."""
     data = {"images": images, "num_clients": clients, "labelled_clients": clients}
     made = federation_of(config_of(method, {}, data, model=network))
     return [*round_seconds(made), interleaved({"test": made.evaluate})["test"]]
+
+
+def growth(method: str) -> Iterator[Section]:
+    """Measure growth with registered clients, active clients and parameters."""
+    headers = ["parameters", "registered", "active", "round, s", "besides steps, s"]
+    headers += ["process, MB", "kept per client, MB", "checkpoint, MB", "saving, s"]
+    note = (
+        f"One thread; a client has {SHARE} images of {PIXELS} x {PIXELS} pixels, which are one batch, and keeps its "
+        f"momenta. The checkpoint is the one after {ROUNDS + 1} rounds."
+    )
+    table = Section(f"Growth of `{method}`", headers, note)
+    for case in GROWTH:
+        yield table.add(alone(growth_row, method, *case, threads=1))
+
+
+def growth_row(method: str, network: str, clients: int, active: int) -> list[Any]:
+    """Measure rounds of a federation whose clients keep momenta between visits."""
+    data = {"images": SHARE * clients, "pixels": PIXELS, "side": PIXELS}
+    data |= {"num_clients": clients, "labelled_clients": clients}
+    config = config_of(method, {"reset_momentum": False}, data, model=network, roster={"participants": active})
+    made = federation_of(config)
+    taken = round_seconds(made)
+    with TemporaryDirectory() as place:
+        saving = seconds(lambda: checkpoint.save(Path(place) / "checkpoint.pt", made.state_dict()))
+        saved = sum(file.stat().st_size for file in Path(place).rglob("*") if file.is_file())
+    parameters = sum(weight.numel() for weight in made.method.model.parameters())
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # it counts KiB
+    kept = made.engine.kept_bytes()
+    return [parameters, clients, active, *taken, held / 1e6, kept / 1e6, saved / 1e6, saving]
 
 
 def round_seconds(made: Federation) -> tuple[float, float]:
@@ -47,9 +87,9 @@ def round_seconds(made: Federation) -> tuple[float, float]:
     for number in range(1, ROUNDS + 1):
         steps: list[float] = []
 
-        def timed(fit: Fit, batch: Any, number: int, steps: list[float] = steps) -> Any:
+        def timed(fit: Fit, batch: Any, index: int, steps: list[float] = steps) -> Any:
             done: list[Any] = []
-            steps.append(seconds(lambda: done.append(compute(fit, batch, number))))
+            steps.append(seconds(lambda: done.append(compute(fit, batch, index))))
             return done[0]
 
         with patch.object(Fit, "compute", timed):
