@@ -56,12 +56,13 @@ site: $(STAMP) ## build pages from all records in results/runs; open site/index.
 docs: $(STAMP) ## build the documentation and run its notebooks; open build/docs/index.html in a browser (ARGS="-D nb_execution_mode=off" skips the notebooks)
 	$(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going $(ARGS) . build/docs
 
-perf: $(STAMP) ## measure the speed of this machine, idle for 15 minutes, and write docs/performance.md (ARGS="--write other.md")
-	$(BIN)/python -m benchmark.perf epochs:fed_consist sharpness:fl2 layouts:fedavg growth:fedavg partitions replays \
-		augmentation memory start:fedavg --write docs/performance.md $(ARGS)
+perf: $(STAMP) ## measure the speed of this machine, idle for 10 minutes, and write build/speed.md (ARGS="--write other.md")
+	@mkdir -p build
+	$(BIN)/python -m benchmark.perf epochs:fed_consist rounds:fedavg growth:fedavg --write build/speed.md $(ARGS)
 
-perf-gpu: ## check, time and profile everything on a GPU, with the existing .venv or PYTHON, and write docs/performance.md (METHODS=fedavg,fixmatch ARGS="--parts agreement"; docs/gpu.md)
-	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmark.perf gpu:$(subst $(COMMA),:,$(or $(METHODS),fedavg)) --write docs/performance.md \
+perf-gpu: ## check and time the engines on a GPU, with the existing .venv or PYTHON, and write build/speed-gpu.md (METHODS=fedavg,fixmatch ARGS="--parts agreement"; docs/gpu.md)
+	@mkdir -p build
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmark.perf gpu:$(subst $(COMMA),:,$(or $(METHODS),fedavg)) --write build/speed-gpu.md \
 		--goal fl2 ablation/CIFAR10-40/fl2 1 1.0 \
 			method.selection=fixed method.threshold=0.0 method.server_pretrain=0 \
 		--goal rscfed 1/CIFAR-100/rscfed 993 300 \

@@ -1,85 +1,105 @@
-"""One local epoch of a mean-teacher method on the small CNN: the engine, a bare loop, released-style code."""
+"""One local epoch of a mean-teacher method on the small CNN: the engine against a bare loop."""
 
-from collections.abc import Callable, Iterator
-from functools import cache, partial
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from benchmark.perf import loops
-from benchmark.perf.federations import Noise, federation
-from benchmark.perf.measure import Section, Unit, interleaved
-from benchmark.perf.worker import process, together
-from benchmark.runs.capacity import cores
-from datamodules.common.devices import threads
+from benchmark.perf.federations import config_of, federation_of
+from benchmark.perf.measure import CORES, Section, alone, interleaved
+from datamodules.base import FSSLDataModule
 from methods import models
 
 IMAGES, CLASSES = 5_000, 100
+BATCH, CLIP, LR, MOMENTUM, DECAY, WEIGHT, SHARPENING, LEAD = 64, 5.0, 0.021, 0.9, 5e-4, 0.02, 0.5, 0.001
 NOTE = (
-    f"A client with {IMAGES:,} images, batches of 64, two views and a teacher (unlabelled) or one view. The bare loop "
-    "does the same work without a framework. The released way works like released code: Pillow views, one image at a "
-    "time, from a DataLoader, and loops over parameters. With several processes: seconds per client while all of them "
-    "run."
+    f"A client with {IMAGES:,} images, batches of {BATCH}, two views and a teacher (unlabelled) or one view. The bare "
+    "loop does the same work without a framework."
 )
 
 
-@cache
-def visit(method: str, labelled: bool) -> Callable[[], Any]:
-    """One visit of the engine to a client with or without labels, made once per process."""
-    data = Noise(2 * IMAGES, CLASSES, num_clients=2, partition="iid")
-    made = federation(method, data, warmup_rounds=0)
-    chosen = next(v for v in made.visits(0) if v.labelled == labelled)
-    return lambda: made.engine.run_visit(chosen, made.engine.send(chosen, made.server), None)[0].bytes_down
-
-
-def visited(method: str, labelled: bool) -> None:
-    """Make the visit."""
-    visit(method, labelled)()
-
-
-def bare(labelled: bool) -> tuple[Unit, Callable[..., Any]]:
-    """The bare loop on the same images, and released-style code with a choice of workers (unlabelled only)."""
-    data = Noise(2 * IMAGES, CLASSES, num_clients=2, partition="iid")
-    data.setup()
-    model, teacher = (models.build("small_cnn", CLASSES) for _ in range(2))
-    teacher.requires_grad_(False)
-    mean, std = torch.tensor(data.mean), torch.tensor(data.std)
-    site = next(s for s in map(data.client, (0, 1)) if bool(len(s.labelled)) == labelled)
-    index = site.labelled if labelled else site.unlabelled
-    images = data.train_images[index]
-    zoomed = data.views["weak"].geometry.prepare(images)
-    if labelled:
-        loop: Unit = partial(loops.bare_supervised, model, zoomed, site.labels, mean, std)
-    else:
-        loop = partial(loops.bare_epoch, model, teacher, zoomed, mean, std, 0.001)
-    return loop, partial(loops.released_epoch, model, teacher, images.numpy(), mean, std)
-
-
 def section(method: str) -> Iterator[Section]:
-    """Measure unlabelled and labelled epochs with one thread and with all cores."""
-    for count in sorted({1, cores()}):
-        with threads(count):
-            title = f"Local epoch of `{method}` on the small CNN, {count} thread{'s' * (count > 1)}"
-            headers = ["client", "loop", "seconds", "images/s", "x bare loop", "released way / this"]
-            table = Section(title, headers, NOTE)
-            for labelled in (False, True):
-                loop, released = bare(labelled)
-                units: dict[str, Unit] = {"engine": partial(visited, method, labelled), "bare loop": loop}
-                if not labelled:
-                    units["released way"] = released
-                    if count > 1:
-                        units["released way, 8 workers"] = partial(released, workers=8)
-                several = [process() for _ in range(cores())] if count > 1 else []
-                if several:
-                    units[f"engine, {cores()} processes"] = partial(together, several, visited, method, labelled)
-                taken = interleaved(units)
-                for one in several:
-                    one.shutdown()
-                if several:
-                    taken[f"engine, {cores()} processes"] /= cores()
-                kind = "labelled" if labelled else "unlabelled"
-                slowest = taken.get("released way")
-                for name, value in taken.items():
-                    ratio = slowest / value if slowest else "-"
-                    table.add([[kind, name, value, IMAGES / value, value / taken["bare loop"], ratio]])
-        yield table
+    """Measure unlabelled and labelled epochs, with one thread and with all cores."""
+    headers = ["threads", "client", "engine, s", "bare loop, s", "engine / bare loop", "engine, images/s"]
+    table = Section(f"Local epoch of `{method}` on the small CNN", headers, NOTE)
+    for count in sorted({1, CORES}):
+        for labelled in (False, True):
+            yield table.add([count, *alone(row, method, labelled, threads=count)])
+
+
+def row(method: str, labelled: bool) -> list[Any]:
+    """Measure a client's epoch both ways, in turns."""
+    data = {"images": 2 * IMAGES, "classes": CLASSES, "num_clients": 2}
+    made = federation_of(config_of(method, {"warmup_rounds": 0}, data))
+    visit = next(v for v in made.visits(0) if v.labelled == labelled)
+    taken = interleaved(
+        {
+            "engine": lambda: made.engine.run_visit(visit, made.engine.send(visit, made.server), None)[0].bytes_down,
+            "bare": bare(made.data, visit.client, labelled),
+        }
+    )
+    kind = "labelled" if labelled else "unlabelled"
+    return [kind, taken["engine"], taken["bare"], taken["engine"] / taken["bare"], IMAGES / taken["engine"]]
+
+
+def bare(data: FSSLDataModule, client: int, labelled: bool) -> Any:
+    """Return the bare loop over a client's images."""
+    site = data.client(client)
+    mean, std = torch.tensor(data.mean), torch.tensor(data.std)
+    zoomed = data.views["weak"].geometry.prepare(data.train_images[site.labelled if labelled else site.unlabelled])
+    model, teacher = (models.build("small_cnn", CLASSES) for _ in range(2))
+    if labelled:
+        return partial(bare_supervised, model, zoomed, site.labels, mean, std)
+    teacher.requires_grad_(False)
+    return partial(bare_unlabelled, model, teacher, zoomed, mean, std)
+
+
+def bare_views(zoomed: Tensor, index: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Cut random 32 x 32 windows of enlarged images ``[N, 40, 40, 3]``, flipped with probability 1/2, normalised."""
+    n, side = len(index), zoomed.shape[1]
+    column = torch.arange(32).expand(n, 32)
+    column = torch.where(torch.rand(n, 1) < 0.5, 31 - column, column) + torch.randint(side - 31, (n, 1))
+    row = (index * side + torch.randint(side - 31, (n,)))[:, None] + torch.arange(32)
+    pixel = (row * side)[:, :, None] + column[:, None, :]
+    windows = zoomed.view(-1, 3).index_select(0, pixel.view(-1)).view(n * 32, 96).float()
+    scale, shift = (1 / (255 * std)).repeat(32), (-mean / std).repeat(32)
+    return windows.mul_(scale).add_(shift).view(n, 32, 32, 3).permute(0, 3, 1, 2)
+
+
+def bare_batches(zoomed: Tensor, mean: Tensor, std: Tensor, views: int) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the batches of an epoch: positions of images, and that many views of them, cut for 16 batches at a time."""
+    for block in torch.split(torch.randperm(len(zoomed)), 16 * BATCH):
+        cut = [bare_views(zoomed, block, mean, std) for _ in range(views)]
+        yield from zip(*(torch.split(part, BATCH) for part in (block, *cut)), strict=True)
+
+
+def bare_unlabelled(model: nn.Module, teacher: nn.Module, zoomed: Tensor, mean: Tensor, std: Tensor) -> None:
+    """Run one mean-teacher epoch without a framework: tensors only, fused SGD, no host sync."""
+    optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM, weight_decay=DECAY, fused=True)
+    kept: list[Tensor] = list(teacher.parameters())
+    moving: list[Tensor] = list(model.parameters())
+    for _, first, second in bare_batches(zoomed, mean, std, views=2):
+        with torch.no_grad():
+            p = teacher(first).softmax(1).pow(1 / SHARPENING)
+            target = p / p.sum(1, keepdim=True)
+        optimizer.zero_grad()
+        loss = WEIGHT * (model(second).softmax(1) - target).square().sum() / BATCH
+        loss.backward()
+        nn.utils.clip_grad_norm_(moving, CLIP)
+        optimizer.step()
+        with torch.no_grad():
+            torch._foreach_lerp_(kept, moving, LEAD)
+
+
+def bare_supervised(model: nn.Module, zoomed: Tensor, labels: Tensor, mean: Tensor, std: Tensor) -> None:
+    """Run one supervised epoch without a framework."""
+    optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM, weight_decay=DECAY, fused=True)
+    for index, view in bare_batches(zoomed, mean, std, views=1):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(view), labels[index])
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()

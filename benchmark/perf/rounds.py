@@ -1,71 +1,98 @@
-"""Whole rounds of federated averaging: processes x threads; huge partitions."""
+"""Rounds: how long they take besides their steps, and how they grow with clients and parameters."""
 
+import resource
 import statistics
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
 
-import numpy as np
-import torch
-from lightning import Fabric
+from benchmark.federation import checkpoint
+from benchmark.federation.fit import Fit
+from benchmark.federation.loop import Federation
+from benchmark.perf.federations import config_of, federation_of
+from benchmark.perf.measure import CORES, Section, alone, interleaved, seconds
 
-from benchmark.launch.allocator import keep_memory
-from benchmark.perf.federations import Noise, federation
-from benchmark.perf.measure import Section, seconds
-from benchmark.runs.capacity import cores
-from datamodules.common.devices import threads
-from datamodules.partition import split
-
-REPEATS = 3
-SHAPES = (  # network, clients (None: one per core), images per round
+ROUNDS = 3
+CASES = [  # network, clients, images per round
     ("small_cnn", 10, 50_000),
-    ("small_cnn", None, 25_000),
-    ("resnet18", None, 2_000),
-    ("resnet9", None, 400),
-    ("wrn28_2", None, 400),
-)
+    ("resnet18", 2, 2_000),
+    ("resnet9", 2, 400),
+    ("wrn28_2", 2, 400),
+]
+GROWTH = [  # network, registered, active
+    *(("small_cnn", 10**power, 10) for power in range(2, 7)),
+    *(("small_cnn", 10_000, active) for active in (100, 1_000)),
+    *((network, 100, 10) for network in ("wrn28_2", "resnet18", "wrn28_8")),
+]
+PIXELS = 16  # side of an image where clients are many, so that a million fit into memory
+SHARE = 4  # images of such a client, one batch
 
 
-def _timed(fabric: Fabric, count: int, method: str, model: str, images: int, clients: int) -> float:
-    torch.set_num_threads(count)
-    keep_memory()
-    data = Noise(images, num_clients=clients, labelled_clients=clients, partition="iid")
-    made = federation(method, data, model, fabric=fabric)
-    made.method.views = {"labelled": {"x": "test"}}
-    taken = []
-    for number in range(REPEATS + 1):
-        fabric.barrier()
-        taken.append(seconds(partial(made.run_round, number)))
-    fabric.barrier()
-    return statistics.median(taken[1:])
+def rounds(method: str) -> Iterator[Section]:
+    """Measure whole rounds, with one thread and with all cores."""
+    headers = ["network", "clients", "images", "threads", "round, s", "besides steps, s", "evaluation, s"]
+    note = (
+        "One local epoch of all clients in batches of 64, one process. Besides steps: views, batches, states, uploads "
+        "and their mean. Evaluation is not part of the round; it is of as many test images, at most 10 000."
+    )
+    table = Section(f"Rounds of `{method}`", headers, note)
+    for case in CASES:
+        for count in sorted({1, CORES}):
+            yield table.add([*case, count, *alone(round_row, method, *case, threads=count)])
 
 
-def seconds_per_round(processes: int, count: int, method: str, model: str, images: int, clients: int) -> float:
-    """Median seconds of a round of ``images`` over ``clients``, with ``count`` threads per process."""
-    fabric = Fabric(accelerator="cpu", devices=processes, strategy="ddp_spawn" if processes > 1 else "auto")
-    return float(fabric.launch(_timed, count, method, model, images, clients))  # type: ignore[arg-type]
+def round_row(method: str, network: str, clients: int, images: int) -> list[float]:
+    """Measure rounds and an evaluation."""
+    data = {"images": images, "num_clients": clients, "labelled_clients": clients}
+    made = federation_of(config_of(method, {}, data, model=network))
+    return [*round_seconds(made), interleaved({"test": made.evaluate})["test"]]
 
 
-def layouts(method: str) -> list[Section]:
-    """Measure a round with one process on all cores, and with one single-threaded process per core."""
-    n = cores()
-    choices = [(1, 1)] if n == 1 else [(1, 1), (1, n), (n, 1)]
-    headers = ["network", "clients", "images", *(f"{p} process{'es' * (p > 1)} x {t} thr." for p, t in choices)]
-    note = "Seconds per round of one local epoch in batches of 64, without augmentation or evaluation; not interleaved."
-    with threads(n):
-        table = Section(f"Rounds of `{method}`: processes x threads", headers, note)
-        for network, fixed, images in SHAPES:
-            clients = fixed or n
-            taken = [seconds_per_round(p, t, method, network, images, clients) for p, t in choices]
-            table.add([[network, clients, images, *taken]])
-    return [table]
+def growth(method: str) -> Iterator[Section]:
+    """Measure growth with registered clients, active clients and parameters."""
+    headers = ["parameters", "registered", "active", "round, s", "besides steps, s"]
+    headers += ["process, MB", "kept per client, MB", "checkpoint, MB", "saving, s"]
+    note = (
+        f"One thread; a client has {SHARE} images of {PIXELS} x {PIXELS} pixels, which are one batch, and keeps its "
+        f"momenta. The checkpoint is the one after {ROUNDS + 1} rounds."
+    )
+    table = Section(f"Growth of `{method}`", headers, note)
+    for case in GROWTH:
+        yield table.add(alone(growth_row, method, *case, threads=1))
 
 
-def partitions() -> list[Section]:
-    """Measure the time of huge partitions."""
-    table = Section("Partitions", ["clients", "split", "seconds"], "1 000 000 images of 10 classes.")
-    labels = np.arange(1_000_000) % 10
-    for n in (1_000, 10_000, 100_000):
-        rng = np.random.RandomState(0)
-        iid = seconds(partial(split.iid, labels, n, rng=rng))
-        dirichlet = seconds(partial(split.dirichlet, labels, n, 0.5, rng, min_size=0))
-        table.add([[n, "iid", iid], [n, "dirichlet 0.5", dirichlet]])
-    return [table]
+def growth_row(method: str, network: str, clients: int, active: int) -> list[Any]:
+    """Measure rounds of a federation whose clients keep momenta between visits."""
+    data = {"images": SHARE * clients, "pixels": PIXELS, "side": PIXELS}
+    data |= {"num_clients": clients, "labelled_clients": clients}
+    config = config_of(method, {"reset_momentum": False}, data, model=network, roster={"participants": active})
+    made = federation_of(config)
+    taken = round_seconds(made)
+    with TemporaryDirectory() as place:
+        saving = seconds(lambda: checkpoint.save(Path(place) / "checkpoint.pt", made.state_dict()))
+        saved = sum(file.stat().st_size for file in Path(place).rglob("*") if file.is_file())
+    parameters = sum(weight.numel() for weight in made.method.model.parameters())
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # it counts KiB
+    kept = made.engine.kept_bytes()
+    return [parameters, clients, active, *taken, held / 1e6, kept / 1e6, saved / 1e6, saving]
+
+
+def round_seconds(made: Federation) -> tuple[float, float]:
+    """Seconds of the round of median length behind the first one, and of what is no training step in it."""
+    taken, compute = [], Fit.compute
+    made.run_round(0)
+    for number in range(1, ROUNDS + 1):
+        steps: list[float] = []
+
+        def timed(fit: Fit, batch: Any, index: int, steps: list[float] = steps) -> Any:
+            done: list[Any] = []
+            steps.append(seconds(lambda: done.append(compute(fit, batch, index))))
+            return done[0]
+
+        with patch.object(Fit, "compute", timed):
+            whole = seconds(partial(made.run_round, number))
+        taken.append((whole, whole - sum(steps)))
+    return statistics.median_low(taken)
