@@ -73,6 +73,9 @@ class FedMethod(L.LightningModule):
     pipeline: ClassVar[str | None] = None
     """The pipeline of images that has its views: ``fit`` takes it where neither the user nor the data set names one."""
 
+    revision: ClassVar[int] = 1
+    """Of the method's numbers: raised by hand when a change moves them, so that records tell old numbers from new."""
+
     uses_oracle: bool = False
     """Whether the run may look at hidden labels through ``Site.oracle``: diagnostics that say so, never a method."""
 

@@ -15,8 +15,8 @@ from benchmark.config import Run, Runtime, apply, from_dict
 from benchmark.launch import pool
 from benchmark.launch.progress import Display
 from benchmark.launch.resume import is_complete
-from benchmark.runs.code_identity import method_source
-from benchmark.runs.records import READING, code_versions, method_sources, read_record
+from benchmark.runs.code_identity import by_other_code, revision
+from benchmark.runs.records import READING, code_versions, read_record
 from benchmark.runs.states import state
 from benchmark.suites.plan import Row
 from benchmark.suites.suite import Suite
@@ -179,15 +179,15 @@ def _entry(one: Trial, run: Run) -> dict[str, Any] | None:
     record = read_record(run.folder)
     if ended == "failed" and NOT_FINITE not in record["error"]:
         return None
-    if any(made != method_source(run) for made in method_sources(record)):
-        return None  # it went on with edited code
+    if by_other_code(run, record):
+        return None  # it went on with other code
     return {
         "factor": float(f"{STEP**one.power:.3g}"),
         "seed": run.config.seed,
         "accuracy": record[READING[run.config.report]]["acc"] if ended == "complete" else 0.0,
         "held_out": record["test_images"],
         "code": code_versions(record),
-        "method_source": method_source(run),
+        "revision": revision(run),
     }
 
 
@@ -203,7 +203,7 @@ def all_kept(suite: Suite, scale: str, rows: Sequence[Row]) -> dict[str, dict[st
 def score_of(run: Run, kept: Mapping[str, Any]) -> tuple[float, int] | None:
     """Return accuracy in percent and number of held-out examples of a run; ``None`` if today's code made no score."""
     entry = kept.get(run.id)
-    if entry is None or entry["accuracy"] is None or entry["method_source"] != method_source(run):
+    if entry is None or entry["accuracy"] is None or entry["revision"] != revision(run):
         return None
     return entry["accuracy"], entry["held_out"]
 

@@ -133,8 +133,8 @@ def check_startable(runs: Iterable[Run]) -> None:
 
 def made_by_other_code(complete: Iterable[tuple[Run, Record]]) -> list[str]:
     """Notes about methods whose code has changed since some of these runs were made."""
-    from benchmark.runs.code_identity import by_other_code, method_source
-    from benchmark.runs.records import method_sources
+    from benchmark.runs.code_identity import by_other_code, revision
+    from benchmark.runs.records import revisions
 
     changed: dict[str, list[tuple[Run, Record]]] = {}
     for run, record in complete:
@@ -142,12 +142,11 @@ def made_by_other_code(complete: Iterable[tuple[Run, Record]]) -> list[str]:
             changed.setdefault(run.config.method.name, []).append((run, record))
     notes = []
     for name, runs in changed.items():
-        earlier = sorted({source for _, record in runs for source in method_sources(record)})
-        now = sorted({str(method_source(run)) for run, _ in runs})
+        earlier = sorted({made for _, record in runs for made in revisions(record)})
+        now = sorted({revision(run) for run, _ in runs})
         notes.append(
-            f"note: {len(runs)} complete {'run was' if len(runs) == 1 else 'runs were'} made by other code of {name}, "
-            f"or of your modules behind it, than is there now (source {' and '.join(earlier)}, "
-            f"now {' and '.join(now)}); `table --overwrite` with --methods or --only runs them again"
+            f"note: {len(runs)} complete {'run was' if len(runs) == 1 else 'runs were'} made by other code of {name} "
+            f"than is there now ({' and '.join(earlier)}; now {' and '.join(now)}); `table --overwrite` with --methods or --only runs them again"
         )
     return notes
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmark.runs.code_identity import own_files
+from datamodules.common.plugins import BELOW
 from methods.base import FedMethod
 
 MISSING = "(not there)"
@@ -94,10 +95,24 @@ def own_classes(cls: type) -> list[type]:
 
 def own_modules(cls: type) -> list[ModuleType]:
     """The modules of a method's classes, and the user's modules that they import."""
-    names = {base.__module__: None for base in own_classes(cls)}
-    with suppress(OSError, TypeError, KeyError):  # a class from a notebook has no file
-        names |= dict.fromkeys(own_files(cls, FedMethod))
-    return [sys.modules[name] for name in names if name in sys.modules]
+    waiting = [base.__module__ for base in own_classes(cls)]
+    found: dict[str, ModuleType] = {}
+    while waiting:
+        name = waiting.pop()
+        if name not in sys.modules or name in found:
+            continue
+        found[name] = sys.modules[name]
+        for value in vars(found[name]).values():
+            of = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+            if isinstance(of, str) and of.partition(".")[0] not in BELOW and not _is_installed(of):
+                waiting.append(of)
+    return list(found.values())
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a module lies with the installed packages, or in no folder at all."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is None or bool({"site-packages", "dist-packages"} & set(Path(file).parts))
 
 
 def caches_of(cls: type) -> dict[str, Any]:

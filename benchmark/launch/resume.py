@@ -1,5 +1,6 @@
 """Where a run stands when its processes start: complete, at a checkpoint, or at its beginning."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +14,9 @@ from benchmark.federation.collectives import from_first, on_first, wait_for_all
 from benchmark.federation.loop import Federation
 from benchmark.federation.store import discard_states
 from benchmark.launch.recorder import Bystander, Recorder
-from benchmark.runs.code_identity import by_other_code, code_version, method_source
+from benchmark.runs.code_identity import by_other_code, by_other_revision, code_version, revision
 from benchmark.runs.folder import RunFolder
-from benchmark.runs.records import code_versions, method_sources
+from benchmark.runs.records import code_versions, revisions
 from benchmark.runs.states import CHECKPOINT, other_data
 from datamodules.common.errors import ConfigError, RunError
 from datamodules.partition.partition import stored_hash
@@ -44,12 +45,14 @@ def is_complete(run: Run) -> bool:
     if other := other_data(config, record):
         raise ConfigError(f"{other} has changed since {path} was made; delete that folder to run it again")
     if by_other_code(run, record):
-        raise ConfigError(
-            f"{path} was made by other code of {config.method.name}, or of your modules behind it: the source was "
-            f"{' and '.join(method_sources(record))} (code {', '.join(code_versions(record))}) and is "
-            f"{method_source(run)} now (code {code_version()}); delete the folder or give --overwrite "
-            "to run it again, or give another --results_dir to keep both"
+        changed = (
+            f"{path} was made by other code of {config.method.name}, {' and '.join(revisions(record))} "
+            f"(code {', '.join(code_versions(record))}), than is there now, {revision(run)} (code {code_version()}); "
+            "delete the folder or give --overwrite to run it again, or give another --results_dir to keep both"
         )
+        if by_other_revision(run, record):
+            raise ConfigError(changed)
+        warnings.warn(changed, stacklevel=2)
     checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
     discard_states(path)
     return True

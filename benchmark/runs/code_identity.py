@@ -1,7 +1,8 @@
-"""Which code made a run: the version of the checkout, the revision of its numbers, and the source of users' classes.
+"""Which code made a run: the version of the checkout, and the revision of its numbers.
 
-Revisions are raised by hand when numbers change (``FedMethod.revision``, ``benchmark.federation.REVISION``); a small run
-of every method, kept by the tests, tells when that is.
+Revisions are raised by hand when numbers change (``FedMethod.revision``, ``benchmark.federation.REVISION``). A test that
+repeats a small run of every method says when that is. Classes from outside this repository have nobody who raises
+anything, so the digest of their source is told beside the revision.
 """
 
 import hashlib
@@ -15,10 +16,11 @@ from pathlib import Path
 from benchmark import ROOT
 from benchmark.config import Run
 from benchmark.federation import REVISION
-from benchmark.runs.records import Record, revisions
+from benchmark.runs.records import SOURCE, Record, revisions
 from datamodules.common.plugins import BELOW
 
 CODE = ("benchmark", "methods", "datamodules")
+OTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 
 
 def package_version() -> str:
@@ -49,13 +51,20 @@ def uncommitted() -> str:
 
 
 def revision(run: Run) -> str:
-    """Revision of a run's numbers: that of its method, and that of the framework."""
-    return f"method {run.class_of('method').revision}, framework {REVISION}"
+    """Revision of a run's numbers: that of its method, that of the framework, and the digest of ``users_source``."""
+    source = users_source(run)
+    return f"method {run.class_of('method').revision}, framework {REVISION}" + (f"{SOURCE}{source}" if source else "")
 
 
 def by_other_code(run: Run, record: Record) -> bool:
-    """Whether a run, or part of it, has another revision than it would have now."""
+    """Whether a run, or part of it, has another revision than it would have now, or other source of the user's."""
     return any(made != revision(run) for made in revisions(record))
+
+
+def by_other_revision(run: Run, record: Record) -> bool:
+    """Whether a run, or part of it, has another revision than it would have now, whatever the user's source."""
+    now = revision(run).partition(SOURCE)[0]
+    return any(made.partition(SOURCE)[0] != now for made in revisions(record))
 
 
 def users_source(run: Run) -> str | None:
@@ -83,7 +92,7 @@ def _file(module: str) -> Path | None:
 
 def _git(*command: str) -> str | None:
     """What git says of this checkout; ``None`` if it fails. Variables that name another repository do not count."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment = {name: value for name, value in os.environ.items() if name not in OTHER_REPOSITORY}
     try:
         done = subprocess.run(
             ["git", "-C", str(ROOT), *command], capture_output=True, text=True, timeout=10, env=environment

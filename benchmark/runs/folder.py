@@ -17,7 +17,7 @@ from typing import Any
 from benchmark.config import Run, differences, identity
 from benchmark.files import dump_yaml, finite, regular, write_atomic
 from benchmark.runs.background import repeatedly
-from benchmark.runs.code_identity import code_version, method_source
+from benchmark.runs.code_identity import code_version, revision, uncommitted
 from benchmark.runs.environment import environment
 from benchmark.runs.lock import NAME as LOCK
 from benchmark.runs.lock import run_lock
@@ -30,10 +30,10 @@ from benchmark.runs.records import (
     Row,
     code_versions,
     digest,
-    method_sources,
     read_record,
     read_rows,
     readings,
+    revisions,
     validate,
 )
 from benchmark.runs.states import CHECKPOINTS
@@ -79,7 +79,7 @@ class RunFolder:
     @property
     def of_edited_code(self) -> bool:
         """Whether the code of the method has changed since the run began."""
-        return len(self._record["environment"]["method_sources"]) > 1
+        return len(self._record["environment"]["revisions"]) > 1
 
     def forget(self) -> None:
         """Remove the folder of a run that never started, i.e. one with nothing but its lock."""
@@ -119,8 +119,7 @@ class RunFolder:
         if before is not None:
             self._check_resume(before, run, facts)
         now, code = _now(), code_version()
-        codes, sources = (code_versions(before), method_sources(before)) if before else ([], [])
-        source = method_source(run)
+        codes, revised = (code_versions(before), revisions(before)) if before else ([], [])
         timing: dict[str, Any] = before["timing"] if before else {"started": now, "seconds": 0.0}
         data_args = config.data.init_args
         self._spent, self._began = float(timing["seconds"]), time.monotonic()
@@ -147,8 +146,7 @@ class RunFolder:
                 **environment(),
                 **_runtime(run),
                 "precision": config.precision,
-                "method_source": source,
-                "method_sources": list(dict.fromkeys([*sources, *filter(None, [source])])),
+                "revisions": list(dict.fromkeys([*revised, revision(run)])),
                 "code_versions": list(dict.fromkeys([*codes, code])),
             },
         }
@@ -157,6 +155,8 @@ class RunFolder:
                 self._record = before | self._record | {"environment": before["environment"]}
             self._keep(config.rounds)
         write_atomic(self.path / "config.yaml", dump_yaml(identity(config)))
+        if patch := uncommitted() if code.endswith("-dirty") else "":
+            write_atomic(self.path / f"uncommitted-{hashlib.sha256(patch.encode()).hexdigest()[:12]}.patch", patch)
         self._write()
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -207,7 +207,7 @@ class RunFolder:
         if next_round == 0:
             recorded = self._record["environment"]
             recorded["code_versions"] = [self._record["code_version"]]
-            recorded["method_sources"] = [*filter(None, [recorded["method_source"]])]
+            recorded["revisions"] = recorded["revisions"][-1:]
 
     def _keep(self, next_round: int) -> None:
         """Remove rows from ``next_round`` on, and a last line torn by a kill."""

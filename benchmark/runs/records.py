@@ -24,7 +24,7 @@ from datamodules.common.errors import RunError
 
 SCHEMA_VERSION = 2  # 1 had no digest
 READINGS = ("final", "best", "last_k_mean")
-SEVERAL = ("code_versions", "method_sources")
+SEVERAL = ("code_versions", "revisions")
 """Entries of ``environment`` that list more than one thing if the run was continued with other code."""
 
 AVERAGED = "averaged"  # additional reading of runs with ``average_last``
@@ -33,6 +33,13 @@ READING = {"best": "best", "last": "final", "last_k_mean": "last_k_mean", "avera
 FACTS = ("partition_hash", "data_sha256", "labelled_histogram")
 CLOCK = ("timing", "environment")  # what may differ between equal runs
 NESTED = (dict, list)
+SOURCE = ", source "  # between a revision and the digest of the user's source
+REVISION_1 = frozenset(
+    "3c2f0b9801a7 3f9c6308141c 48c219fb86f7 492e2e9a9411 6a1250ec53df 6b650d254bb6 86fb1806dcd9 89f1d0bd338c "
+    "8e15ef9c1e47 a07ae2c26781 a9e9c93e2600 bff1fd435441 c33cbe793927 d22fb826945a e71f189115f0 ec20a85e6b77 "
+    "ef3cc5cfb5f3 f103d5a14028 fd187adc2b92".split()
+)
+"""Digests of the methods' sources in records from before there were revisions."""
 RESTORE = "restore the file as the run wrote it, or delete the folder to start over"
 TAIL = 1 << 16  # bytes at the end of `metrics.jsonl` sure to contain its last row
 
@@ -114,7 +121,7 @@ class Environment(_Part):
     """Hardware and versions."""
 
     code_versions: list[str] = []
-    method_sources: list[str] = []
+    revisions: list[str] = []
 
 
 class RunRecord(_Part):
@@ -227,10 +234,15 @@ def code_versions(record: Record) -> list[str]:
     return list(record["environment"].get("code_versions", [record["code_version"]]))
 
 
-def method_sources(record: Record) -> list[str]:
-    """Return the digests of the code of the method that made a run; several if it was continued with edited code."""
+def revisions(record: Record) -> list[str]:
+    """Return the revisions of the code that made a run; several if it was continued with other code.
+
+    Older records have digests of their method's source instead, or nothing.
+    """
     recorded = record["environment"]
-    return list(recorded.get("method_sources") or filter(None, [recorded.get("method_source")]))
+    digests = recorded.get("method_sources") or filter(None, [recorded.get("method_source")])
+    first = "method 1, framework 1"
+    return recorded.get("revisions") or [first if one in REVISION_1 else f"{first}{SOURCE}{one}" for one in digests]
 
 
 def read_record(path: Path) -> Record:
