@@ -9,7 +9,6 @@ import pytest
 from benchmark.config import Run, from_dict
 from benchmark.runs import code_identity
 from benchmark.runs.code_identity import method_files, method_source, own_files, source_digest
-from benchmark.submission.folder import importable
 from methods.base import FedMethod
 from methods.fedavg import FedAvg
 
@@ -121,9 +120,15 @@ def test_the_users_modules_that_a_method_imports_count_too(tmp_path, package, na
             path = folder / ("pack" if module in inside else "") / f"{module}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(source)
-        with importable(folder):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(str(folder))
+            for name in [name for name in sys.modules if name.partition(".")[0] in ("pack", *files)]:
+                patch.delitem(sys.modules, name)
             cls = importlib.import_module("pack.mine" if package else "mine").Mine
-            return source_digest(cls, FedMethod)
+            found = source_digest(cls, FedMethod)
+            for name in [name for name in sys.modules if name.partition(".")[0] in ("pack", *files)]:
+                del sys.modules[name]
+            return found
 
     before, after = digest(tmp_path / "a", files), digest(tmp_path / "b", files | {name: text})
     assert (before == after) is same
