@@ -31,9 +31,9 @@ SWEEPS: dict[str, list[tuple[str, int, int, str]]] = {  # title: cases of networ
         ("small_cnn", 10**6, 1_000, "ordered"),
     ],
     "active clients": [("small_cnn", 10_000, active, "ordered") for active in (10, 100, 1_000)],
-    "exact sums": [
-        *(("small_cnn", 10_000, active, "exact") for active in (10, 100, 1_000)),
-        ("small_cnn", 10**6, 1_000, "exact"),
+    "sums by rank": [
+        *(("small_cnn", 10_000, active, "by_rank") for active in (10, 100, 1_000)),
+        ("small_cnn", 10**6, 1_000, "by_rank"),
     ],
     "parameters": [(model, 100, 10, "ordered") for model in ("small_cnn", "wrn28_2", "resnet18", "wrn28_8")],
 }

@@ -39,7 +39,8 @@ def export(results: Path, file: Path, suites: Sequence[Suite]) -> int:
     known = {scale: places(suites, scale) for scale in {record["scale"] for record in ended.values()}}
     lines = []
     for name, record in ended.items():
-        for place in places_of(record, known[record["scale"]]) or [None]:
+        rows: list[Place | None] = [*places_of(record, known[record["scale"]])]
+        for place in rows or [None]:
             lines += _lines(name, record, place)
     frame = pd.DataFrame(lines).convert_dtypes()
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -73,8 +74,9 @@ def _lines(name: str, record: Record, place: Place | None) -> list[dict[str, Any
         "code": ", ".join(code_versions(record)),
         "hardware": hardware(record["environment"]),
     }
-    found = [(reading, record[reading]) for reading in (*READINGS, AVERAGED) if record.get(reading)]
-    return [{**about, "reading": reading, **spent, **_metrics(values)} for reading, values in found or [(None, {})]]
+    names = [reading for reading in (*READINGS, AVERAGED) if record.get(reading)]
+    found = [{**about, "reading": name, **spent, **_metrics(record[name])} for name in names]
+    return found or [{**about, "reading": None, **spent}]
 
 
 def _metrics(reading: dict[str, Any]) -> dict[str, float]:
