@@ -26,7 +26,7 @@ READINGS = ("best", "last", "last_k_mean", "averaged")
 ROSTER = "datamodules.partition.roster.Roster"
 ROSTER_SUPPLIED = ("num_clients", "labelled", "seed", "_subsets")  # arguments that the run passes to the roster
 NONFINITE = ("stop", "skip")
-SUMS = ("ordered", "exact")
+SUMS = ("ordered", "by_rank")
 CONTROL = ("Cc", "Zl", "Zp")  # Unicode categories: control characters, line and paragraph separators
 MOST = 1024  # threads of a process, or copies of a method; no machine has the cores or the memory for more
 
@@ -122,7 +122,7 @@ class RunConfig:
         nonfinite: what to do with a client's update whose loss or tensors are not finite: ``stop`` ends the run with an
             error, ``skip`` leaves the update out of the aggregate and counts it (``skipped``).
         sums: how clients' models are averaged: ``ordered`` sends all of them to every process, which adds them up in
-            the order of the clients; ``exact`` adds them up without rounding where they were trained, and sends only
+            the order of the clients; ``by_rank`` adds them up in this order where they were trained, and sends only
             the sums. The results differ by rounding (docs/scale.md).
         runtime: where and how to run.
     """
@@ -141,7 +141,7 @@ class RunConfig:
     average_last: int = 0
     precision: str = "32-true"
     nonfinite: Literal["stop", "skip"] = "stop"
-    sums: Literal["ordered", "exact"] = "ordered"
+    sums: Literal["ordered", "by_rank"] = "ordered"
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:

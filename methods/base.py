@@ -83,7 +83,7 @@ class FedMethod(L.LightningModule):
     """Why a step cannot be taken with a scaled loss, as ``16-mixed`` does, in words; empty: it can."""
 
     uploads_needed: ClassVar[str] = "sum"
-    """What ``aggregate`` and ``remember`` need of the uploads' tensors. With ``sums=exact`` they get no more.
+    """What ``aggregate`` and ``remember`` need of the uploads' tensors. With ``sums=by_rank`` they get no more.
 
     ``each``: those of single clients, to compare or to keep. ``mean``: their ``weighted_mean`` by ``weights``. ``sum``:
     likewise, and the weight of an upload depends on that upload alone, so that it is added up as soon as it comes.

@@ -1,42 +1,60 @@
-"""``records``: take records along, and get those of a release."""
+"""``records``: check runs against the rules, or write all results to one table."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands.common import listed, refuse
 from datamodules.common.errors import ConfigError
 
-ABOUT = "Export complete runs to one file, or import those of a release."
+ABOUT = "Check whether runs follow the rules, or write all results to one Parquet file and one CSV file."
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("what", type=Literal["export", "import"], help="what to do")
-    parser.add_argument("file", type=str, help="the archive, such as board-0.3.0.tar.gz; to import, also its URL")
-    parser.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
+    text = str | None
     parser.add_argument(
-        "--scales", type=str | None, help="export only runs of these scales, e.g. board,paper; default: all"
+        "--check",
+        type=str,
+        nargs="+",
+        metavar="FOLDER",
+        help="check these runs, or all runs below these folders: print every problem, and exit with 1 if there is one. "
+        "Nothing is run, and no class that only a record names is imported",
     )
-    parser.add_argument("--sha256", type=str | None, help="import only an archive with this digest")
+    parser.add_argument("--export", type=text, help="write all results to this .parquet file, and to a .csv beside it")
+    parser.add_argument("--papers", type=text, help="suites, e.g. text,mine.yaml; default: those of this package")
+    parser.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
+    parser.add_argument("--data_dir", type=str, default="data", help="with --check: folder with the data sets")
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     """Run the command; returns its exit code."""
     refuse(dotted, "records")
-    from benchmark.runs.archive import pack, unpack
+    if (options.check is None) == (options.export is None):
+        raise ConfigError("records needs --check FOLDER or --export FILE")
+    from benchmark.suites.suite import available, load
 
-    exports = options.what == "export"
-    for name, fits in (("scales", exports), ("sha256", not exports)):
-        if options[name] is not None and not fits:
-            raise ConfigError(f"records {options.what} takes no --{name}")
+    suites = [load(paper) for paper in listed(options.papers, "--papers") or available()]
     results = Path(options.results_dir)
-    if exports:
-        count, digest = pack(results, Path(options.file), listed(options.scales, "--scales"))
-        print(f"wrote {options.file}: {count} runs, {Path(options.file).stat().st_size:,} bytes, SHA-256 {digest}")
-    else:
-        new, known = unpack(options.file, results, options.sha256)
-        print(f"imported {new} runs into {results / 'runs'}; {known} were there already")
-    return 0
+    if options.check is None:
+        from benchmark.report.export import export
+
+        print(f"wrote {options.export}: {export(results, Path(options.export), suites)} runs")
+        return 0
+    from benchmark.board.checking import Checker, runs_below
+
+    checker = Checker(suites, results, options.data_dir)
+    runs = [path for folder in options.check for path in runs_below(Path(folder))]
+    found: dict[str, list[Path]] = {}
+    for path in runs:
+        for problem in checker.problems(path):
+            found.setdefault(problem, []).append(path)
+    for name, seeds in sorted(checker.seeds.items()):
+        print(f"{name}: {len(seeds)} seeds")
+    for problem, where in found.items():
+        others = f" and {len(where) - 1} more" if len(where) > 1 else ""
+        print(f"{where[0]}{others}: {problem}")
+    print(f"{len(runs)} runs, {len(found)} problems")
+    return 1 if found else 0

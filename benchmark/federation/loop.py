@@ -18,9 +18,9 @@ from benchmark.federation import averaging, hooks
 from benchmark.federation.checkpoint_files import OnDisk
 from benchmark.federation.collectives import all_gather, from_first, gather_results, to_device
 from benchmark.federation.declarations import check_declarations, uploads_needed
-from benchmark.federation.exact import JointMean, without_tensors
 from benchmark.federation.finite import find_nonfinite
 from benchmark.federation.idleness import Idleness
+from benchmark.federation.joint_mean import JointMean, without_tensors
 from benchmark.federation.logged import recorded_means, sum_logged
 from benchmark.federation.optimizers import OptimizerStates
 from benchmark.federation.reference import ClientState, ReferenceEngine, RunContext, Sums, VisitResult, location
@@ -64,9 +64,9 @@ class Federation:
         average_last: average the global weights of this many last rounds (or of all, if there are fewer) and evaluate
             that model once, at the end (``averaged``). 0: no average.
         store: where clients' states are kept; default: in host memory.
-        sums: how uploads are averaged: in client-id order, all of them in every process (``ordered``), or by sums
-            without rounding in the processes where they were made, which are then added up (``exact``). Methods that
-            need each client's tensors (``uploads_needed``) always use ``ordered``.
+        sums: how uploads are averaged: in client-id order, all of them in every process (``ordered``), or in that order
+            in the processes where they were made, whose sums are then added up (``by_rank``). Methods that need each
+            client's tensors (``uploads_needed``) always use ``ordered``.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Federation:
         nonfinite: Literal["stop", "skip"] = "stop",
         average_last: int = 0,
         store: Store | None = None,
-        sums: Literal["ordered", "exact"] = "ordered",
+        sums: Literal["ordered", "by_rank"] = "ordered",
     ) -> None:
         if rounds < 1 or eval_every < 1:
             raise ConfigError(f"rounds={rounds}, eval_every={eval_every}: both must be at least 1")
@@ -113,7 +113,7 @@ class Federation:
         self.round = 0
         self.nonfinite = nonfinite
         needed = uploads_needed(type(method))
-        self.joint = JointMean(fabric, needed == "sum") if sums == "exact" and needed != "each" else None
+        self.joint = JointMean(fabric, needed == "sum") if sums == "by_rank" and needed != "each" else None
         self.average_last = min(average_last, rounds)
         self.summed: dict[str, Tensor] = {}
         self.averaged: dict[str, Any] | None = None
@@ -253,10 +253,10 @@ class Federation:
             of processes changes no bit.
         """
         ranks = self.fabric.world_size
-        if self.joint is not None:
-            self.joint.begin({name: self.server[name] for name in self.method.names("shared")})
         shares = all_on_first_rank(visits, ranks) if self.engine.sequential else assign(visits, ranks)
         mine = shares[self.fabric.global_rank]
+        if self.joint is not None:
+            self.joint.begin({name: self.server[name] for name in self.method.names("shared")}, mine)
         results: dict[tuple[int, int], VisitResult] = {}
         left_out: set[tuple[int, int]] = set()
         for theirs in gather_results(self.fabric, lambda: self.run_own_visits(mine)):
@@ -287,6 +287,7 @@ class Federation:
                 return result
             lost.extend(self.nonfinite_visits({visit: result}))
             if result.upload is None:
+                self.joint.leave_out(visit)
                 return result
             return result._replace(upload=self.add_to_mean(result.upload, lost))
 
@@ -336,6 +337,7 @@ class Federation:
         """Add an upload to the joint mean, unless its visit is left out; returns it without its tensors."""
         assert self.joint is not None
         if upload.visit in lost:
+            self.joint.leave_out(upload.visit)
             return without_tensors(upload)
         with self.engine.hook_context("weights for", upload.visit.round, upload.visit):
             weight = self.method.weights([upload])[0] if self.joint.at_once else 0.0

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmark.config import Run, from_dict, spelled
+from benchmark.config import spelled
 from benchmark.report.verdicts import LEAST, prediction
 from benchmark.runs.records import (
     AVERAGED,
@@ -20,7 +20,8 @@ from benchmark.runs.records import (
     without_clock,
 )
 from benchmark.runs.states import state
-from datamodules.common.errors import ConfigError
+
+GIVEN = ("model_args.", "roster.")
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,10 @@ class Comparison:
 
 
 def compare(one: Path, other: Path) -> Comparison:
-    """Compare two runs by their records and rows.
+    """Compare two runs by their records and rows, as text: nothing that a record names is imported.
 
     Raises:
         RunError: a folder has no record, or a damaged one.
-        ConfigError: the code does not know a run's configuration any more.
     """
     first, second = read_record(one), read_record(other)
     rounds, same_rounds = _rounds(read_rows(one), read_rows(other))
@@ -103,26 +103,20 @@ def _row_of(path: Path, record: Record) -> list[Record]:
     """The complete runs beside a run that differ from it by their seed alone, and itself; one of each seed."""
     kind = path.resolve().name.rpartition("-")[0]
     beside = [one for one in sorted(path.resolve().parent.glob(f"{kind}-*")) if state(one) == "complete"]
-    of_row = [found for found in map(read_record, beside) if _is_of_row(found, record)]
+    of_row = [found for found in map(read_record, beside) if _same_row(found, record)]
     by_seed = {found["config"]["seed"]: found for found in [*of_row, record]}  # a copy of a run is no further seed
     return list(by_seed.values())
 
 
-def _is_of_row(one: Record, record: Record) -> bool:
-    """As ``_same_row``; a run with options that the code no longer knows is of another row."""
-    try:
-        return _same_row(one, record)
-    except ConfigError:
-        return False
-
-
 def _same_row(one: Record, other: Record) -> bool:
-    """Whether two runs differ by their seed alone; options that a record is too old to have are at their defaults."""
-    return _of_any_seed(one) == _of_any_seed(other)
+    """Whether two runs differ by their seed alone; an option that one record is too old to have does not count.
 
-
-def _of_any_seed(record: Record) -> str:
-    return Run.of(from_dict(record["config"])).replace(seed=0).id
+    Arguments of network and roster are recorded only where they are given, so one that is missing counts.
+    """
+    first, second = (spelled(record["config"]) for record in (one, other))
+    names = first.keys() ^ second.keys()
+    shared = (first.keys() & second.keys()) - {"seed"}
+    return not any(name.startswith(GIVEN) for name in names) and all(first[name] == second[name] for name in shared)
 
 
 def code(record: Record) -> str:

@@ -61,10 +61,6 @@ UNRANKED = (
     "**Not ranked**: the setting has not passed the test of admission ([rules](../../RULES.md)): {reason}. Its numbers "
     "are shown, and no row is called better or worse."
 )
-VERIFIED = (
-    "Verified: a maintainer has run this seed again, with the same numbers in every round (equal), or on another "
-    "machine with readings within the prediction intervals of the row's seeds, which together have 95 % (within)."
-)
 RISES = ", not converged"
 BESIDE = "The mean of the last rounds stands beside it because single rounds swing; nothing is compared by it. "
 READ = (
@@ -188,8 +184,6 @@ def markdown(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
             parts += [f"## {table.title}", *(text for one in own for text in (_comparison([one]), resolved(one)))]
         if absent:
             parts += [f"Not compared: {', '.join(absent)}; {table.reference}, the reference, is not run at this scale."]
-        if any((one.lines["verified"] != "").any() for one in own):
-            parts += [VERIFIED]
         if own:
             parts += ["What it costs", _costs(own, GOAL[suite.report])]
     return "\n\n".join(parts) + "\n"
@@ -300,7 +294,6 @@ def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
         "rise": _number(line["rise"], "+.1f"),
         "rank": "bound" if line["bound"] else _number(line["rank"], ".1f"),
         "tuned": line["tuned"],
-        **({"verified": line["verified"]} if (one.lines["verified"] != "").any() else {}),
     }
     if brief:
         cells = {title: cells[title] for title in (one.dataset, f"Δ to {one.reference}", "simultaneous", "rank")}

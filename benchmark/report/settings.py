@@ -37,8 +37,7 @@ class Setting:
         lines: by method label: what ``compare`` gives, ``last_k_mean`` with ``last_k_ci95`` (the reading that averages
             the last rounds), ``rank`` (mean over the seeds that all methods have; it describes, and nothing is tested
             by it), ``rise`` (mean over the seeds of ``late_rise``), ``converged`` (not if ``rise`` is above 1 point),
-            the ``resolution`` of the setting, the costs to reach the reference's mean accuracy, the tuned options, and
-            which seed was ``verified``.
+            the ``resolution`` of the setting, the costs to reach the reference's mean accuracy, and the tuned options.
         averaged: the rounds of ``last_k_mean``, such as ``10 rounds``.
         admission: what the test of admission has found (``benchmark.board.admit.judged``); empty if it was not made.
     """
@@ -145,7 +144,6 @@ def _setting(
             "rise": _rise(done),
             **_spent(done, goal),
             "tuned": _tuned(suite, plan, row),
-            "verified": _verified(suite, plan, row),
         }
     admission = _admission(suite, plan.scale, table.number, dataset)
     whole = scores.drop(columns=list(bounds)).dropna()
@@ -212,17 +210,3 @@ def _tuned(suite: Suite, plan: Plan, row: Row) -> str:
     """The options that tuning has chosen for a row, such as ``lr 0.03``."""
     chosen = suite.choices(plan.scale).get(row.full_name, {}).get("options", {})
     return ", ".join(f"{name.partition('.')[2]} {value:g}" for name, value in chosen.items())
-
-
-def _verified(suite: Suite, plan: Plan, row: Row) -> str:
-    """Which seed of a row was run again by a maintainer, such as ``seed 3, equal``; empty where none was.
-
-    Empty, too, if the row's run with that seed is no longer the one that was verified.
-    """
-    found = suite.verified.entries(plan.scale).get(row.full_name)
-    if not found:
-        return ""
-    now = values(plan, row, suite.report).get(found["seed"])
-    if now is None or found.get("submitted", now) != now:
-        return ""
-    return f"seed {found['seed']}, {'equal' if found['equal'] else 'within'}"

@@ -1,4 +1,4 @@
-"""Files beside a suite that commands write: chosen learning rates, admitted settings, rows that were run again."""
+"""Files beside a suite that commands write: chosen learning rates, admitted settings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -83,21 +83,5 @@ def admitted(folder: Path, paper: str, extended: SideFile | None) -> SideFile:
         "Made by `python -m benchmark admit`: which settings are ranked, and the figures that decided (RULES.md).",
         lambda entry: isinstance(entry.get("admitted"), bool),
         "`admitted` is neither true nor false; `admit` writes it",
-        extended,
-    )
-
-
-def verified(folder: Path, paper: str, extended: SideFile | None) -> SideFile:
-    """Of which rows (by ``Row.full_name``) a maintainer has run a seed again.
-
-    An entry has this ``seed``, and says whether its rounds were ``equal`` to those submitted, or else its readings
-    within the prediction intervals of the row's seeds.
-    """
-    return SideFile(
-        folder / "verified",
-        paper,
-        "Made by `python -m benchmark submit --verify`: rows of which a maintainer has run a seed again.",
-        lambda entry: {"seed", "equal"} <= entry.keys(),
-        "`seed` and `equal` are missing; `submit --verify` writes them",
         extended,
     )

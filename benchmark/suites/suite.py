@@ -53,13 +53,12 @@ class Suite:
     Args:
         spec: content of the suite file.
         where: its name, for error messages.
-        folder: where its file is; the folders of ``tuned``, ``admitted`` and ``verified`` are beside it.
+        folder: where its file is; the folders of ``tuned`` and ``admitted`` are beside it.
         extended: the suite on top of which ``spec`` was written, and which ``spec`` holds already.
 
     Attributes:
         tuned: what tuning has tried and chosen for this suite (``choices`` has those of the extended one, too).
         admitted: which settings are ranked.
-        verified: which rows somebody else has run again.
 
     Raises:
         ConfigError: an entry is missing or not understood.
@@ -81,7 +80,6 @@ class Suite:
         self.ranked = bool(spec.get("ranked", False))
         self.tuned: SideFile = side_files.tuned(folder, self.paper, None)
         self.admitted: SideFile = side_files.admitted(folder, self.paper, extended.admitted if extended else None)
-        self.verified: SideFile = side_files.verified(folder, self.paper, extended.verified if extended else None)
         self._chosen: dict[str, dict[str, Any]] = {}
         self._runs: dict[tuple[str, str, str], Run] = {}
         self.tables = tuple(self._table(str(n), table) for n, table in spec["tables"].items())
@@ -214,7 +212,7 @@ class Suite:
     def files(self, scale: str) -> list[Path]:
         """All files that decide what is run and shown at a scale, whether or not they exist."""
         own = [self.file]
-        own += [side.path(scale) for side in (self.tuned, self.admitted, self.verified)]
+        own += [side.path(scale) for side in (self.tuned, self.admitted)]
         own += [self.published_path] if self.published_path else []
         own += [*sorted(SUITES.glob(f"*{SUFFIX}")), *sorted(PUBLISHED.glob("*.csv"))] if self.reported else []
         return own + (self.extended.files(scale) if self.extended else [])

@@ -37,7 +37,7 @@ class Summand(Mapping[str, Tensor]):
 
     def _refuse(self) -> NoReturn:
         raise RunError(
-            f"the method reads the tensors of client {self.visit.client}, but with --sums exact only their mean with "
+            f"the method reads the tensors of client {self.visit.client}, but with --sums by_rank only their mean with "
             "other clients' is available; set uploads_needed = 'each' in the method (methods/base.py)"
         )
 

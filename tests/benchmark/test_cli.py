@@ -258,15 +258,12 @@ def test_options_are_frozen(help_of):
         "admit": {"--jobs", "--paper", "--scale", "--results_dir", "--threads"} | where,
         "tune": {"--jobs", "--row", "--overwrite", "--paper", "--scale", "--results_dir", "--threads"} | where,
         "enter": {"--jobs", "--method", "--table", "--overwrite", "--threads"} | suite | where,
-        "submit": {"--check", "--contract", "--verify", "--out", "--seed", "--paper", "--scale"}
-        | {"--results_dir", "--threads"}
-        | where,
         "status": suite | {"--runs"},
         "plot": {"--columns", "--labels", "--out", "--suite", "--row", "--scale", "--results_dir", "--axis"},
         "site": {"--results_dir", "--out", "--papers", "--runs", "--metrics"},
         "describe": {"--data", "--data_dir", "--seed", "--plot", "--export"},
         "verify": set(),
-        "records": {"--results_dir", "--scales", "--sha256"},
+        "records": {"--check", "--export", "--papers", "--results_dir", "--data_dir"},
         "list": set(),
     }  # fmt: skip
 

@@ -101,8 +101,11 @@ def test_a_run_that_other_code_of_the_method_has_made_is_not_shown_in_passing(tm
     assert fit(config) == path
     (tmp_path / "of_today.py").write_text(source.replace("0.1", "0.25"))
     monkeypatch.delitem(sys.modules, "of_today")
-    made = read_record(path)["environment"]["method_source"]
-    with pytest.raises(ConfigError, match=rf"the source was {made} .* is \w+ now .*; delete the folder"):
+    (made,) = read_record(path)["environment"]["revisions"]
+    with pytest.warns(UserWarning, match=rf"{made} .* is there now, method 1, .*delete the folder"):
+        assert fit(config) == path
+    monkeypatch.setattr("of_today.Mine.revision", 2)
+    with pytest.raises(ConfigError, match=rf"{made} .* is there now, method 2, .*delete the folder"):
         fit(config)
 
 

@@ -135,7 +135,7 @@ def test_admit_runs_what_is_missing_and_writes_beside_the_suite(suite, runtime):
     before = [path.stat().st_mtime_ns for path in paths]
     admit(suite, "quick", replace(runtime), 1)
     assert [path.stat().st_mtime_ns for path in paths] == before
-    change(paths[-1], lambda record: record["environment"].update(method_sources=["0" * 12]))
+    change(paths[-1], lambda record: record["environment"].update(revisions=["method 0, framework 1"]))
     with pytest.raises(ConfigError, match="other code"):
         admit(suite, "quick", runtime, 1)
 

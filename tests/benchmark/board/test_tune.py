@@ -197,7 +197,7 @@ def test_only_what_todays_code_has_made_tells_a_rate(tmp_path, runtime, monkeypa
 
     def continued(run):
         path = completed(run, 50.0, test_images=100)
-        change(path, lambda record: record["environment"]["method_sources"].insert(0, "0" * 12))
+        change(path, lambda record: record["environment"]["revisions"].insert(0, "method 0, framework 1"))
         return path
 
     with monkeypatch.context() as patch:
@@ -211,7 +211,7 @@ def test_only_what_todays_code_has_made_tells_a_rate(tmp_path, runtime, monkeypa
     tune(suite, "quick", [plain], runtime, jobs=1)
     kept = suite.tuned.own("quick")
     for entry in kept[plain.full_name]["trials"].values():
-        entry["method_source"] = "0" * 12
+        entry["revision"] = "method 0, framework 1"
     suite.tuned.add("quick", kept)
     made, missing, _ = retraced(suite, "quick", plain)
     assert len(ran) == 3 and made is None and len(missing) == 3
@@ -226,7 +226,7 @@ def test_overwrite_runs_the_trials_of_a_row_again(tmp_path, runtime, monkeypatch
     tune(suite, "quick", suite.rows, runtime, jobs=1)
     first = len(ran())
     scores[0] = 40.0
-    suite.tuned.add("quick", {plain.full_name: {"trials": {"another": {"accuracy": 99.0, "method_source": None}}
+    suite.tuned.add("quick", {plain.full_name: {"trials": {"another": {"accuracy": 99.0, "revision": None}}
                                                 | all_kept(suite, "quick", [plain])[plain.full_name]}})  # fmt: skip
     folder.discard(left(suite, "quick", [plain], runtime))
     forget(suite, "quick", [plain])

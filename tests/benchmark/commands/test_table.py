@@ -327,10 +327,10 @@ def test_what_overwrites_is_not_submitted_by_hand(here, fitted, monkeypatch, cap
 def test_runs_of_other_code_are_told(here, fitted, capsys):
     assert table() == 0
     for path in here.glob("results/runs/fedavg-*"):
-        change(path, lambda record: record["environment"].update(method_source="other", method_sources=["other"]))
+        change(path, lambda record: record["environment"].update(revisions=["method 0, framework 0"]))
     assert table("--tables", "1") == 0
-    assert table("--tables", "1") == 0, "by its stamp"
-    note = r"note: 2 complete runs were made by other code of fedavg.* \(source other, now \w+\)"
+    assert table("--tables", "1") == 0
+    note = r"note: 2 complete runs were made by other code of fedavg.* \(method 0, framework 0; now method 1, framework 1\)"
     notes = re.findall(note, capsys.readouterr().err)
     assert len(notes) == 2
     assert table("--tables", "1", "--overwrite") == table("--tables", "1") == 0

@@ -33,11 +33,11 @@ def reference(tmp_path_factory):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("memory", "sums"), [("auto", "ordered"), (0.0, "exact")])
+@pytest.mark.parametrize(("memory", "sums"), [("auto", "ordered"), (0.0, "by_rank")])
 def test_kills_at_random_moments_leave_no_trace(tmp_path, reference, memory, sums):
     """SIGKILL while starting, training, writing rows or checkpoints: the resumed run is the uninterrupted one.
 
-    With the clients' states in memory and ordered sums, and with states in files and exact sums.
+    With the clients' states in memory and ordered sums, and with states in files and sums by rank.
     """
     options = {**LONG, "sums": sums}
     whole = reference if sums == "ordered" else fit(configuration(tmp_path / "whole", **options))

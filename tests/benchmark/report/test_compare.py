@@ -123,12 +123,22 @@ def test_two_seeds_make_no_interval(make):
     assert found.within is None and line(found, "final") == "acc 40.00 | 39.00 (-1.00)"
 
 
-def test_a_run_beside_it_that_the_code_no_longer_knows_is_left_out(make):
-    one, *_ = [make("a", accuracy=(*ACCURACY[:3], end), seed=n) for n, end in enumerate((40.0, 38.0, 42.0))]
-    old = make("a", accuracy=(*ACCURACY[:3], 90.0), seed=9)
-    change(old, lambda record: record["config"]["method"]["init_args"].update(retired=1))
-    found = compare(one, make("b", accuracy=(*ACCURACY[:3], 41.0), seed=0))
+def test_a_record_is_text(make):
+    """Its classes need not exist, and none is imported; a record without an option of today is of the same row."""
+    runs = [make("a", accuracy=(*ACCURACY[:3], end), seed=n) for n, end in enumerate((40.0, 38.0, 42.0))]
+
+    def strangers(record):
+        record["config"]["method"]["class_path"] = "no_such_module.Mine"
+        del record["config"]["sums"]
+
+    for run in runs:
+        change(run, strangers)
+    again = make("b", accuracy=(*ACCURACY[:3], 41.0), seed=0)
+    assert compare(runs[0], again).within is None  # of another method
+    change(again, lambda record: record["config"]["method"].update(class_path="no_such_module.Mine"))
+    found = compare(runs[0], again)
     assert found.within and "of 3 seeds" in found.lines[-1]
+    assert compare(runs[0], make("c", seed=1, roster={"participants": 2})).within is None
 
 
 def test_a_copy_of_a_run_is_no_further_seed(make):

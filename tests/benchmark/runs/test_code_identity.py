@@ -1,17 +1,34 @@
-"""Which code made a run: the version of the checkout, and the digest of what a method calculates with."""
+"""Which code made a run: the version of the checkout, and the revision of its numbers."""
 
-import importlib
+import json
+import os
 import subprocess
-import sys
 
 import pytest
 
+from benchmark import ROOT
 from benchmark.config import Run, from_dict
+from benchmark.federation import REVISION
 from benchmark.runs import code_identity
-from benchmark.runs.code_identity import method_files, method_source, own_files, source_digest
-from benchmark.submission.folder import importable
-from methods.base import FedMethod
+from benchmark.runs.code_identity import by_other_code, by_other_revision, revision
+from benchmark.runs.records import revisions
 from methods.fedavg import FedAvg
+
+
+def checkout(monkeypatch, folder, *names):
+    """A repository with these files, committed and tagged v1."""
+
+    def git(*command):
+        who = ["-c", "user.name=me", "-c", "user.email=me@localhost", "-c", "commit.gpgsign=false"]
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        subprocess.run(["git", *who, *command], cwd=folder, check=True, capture_output=True, env=plain)
+
+    monkeypatch.setattr(code_identity, "ROOT", folder)
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("first\n")
+    for command in (("init",), ("add", "."), ("commit", "-m", "First"), ("tag", "v1")):
+        git(*command)
 
 
 def test_the_record_says_that_there_was_no_git(monkeypatch, tmp_path):
@@ -26,145 +43,62 @@ def test_the_record_says_that_there_was_no_git(monkeypatch, tmp_path):
 
 
 def test_a_checkout_is_described_and_marked_if_its_code_differs(monkeypatch, tmp_path):
-    def git(*command):
-        who = ["-c", "user.name=me", "-c", "user.email=me@localhost", "-c", "commit.gpgsign=false"]
-        subprocess.run(["git", *who, *command], cwd=tmp_path, check=True, capture_output=True)
-
-    monkeypatch.setattr(code_identity, "ROOT", tmp_path)
+    checkout(monkeypatch, tmp_path, "benchmark/run.py", "README.md")
     code, page = tmp_path / "benchmark" / "run.py", tmp_path / "README.md"
-    code.parent.mkdir()
-    for file in (code, page):
-        file.write_text("first\n")
-    git("init")
-    git("add", ".")
-    git("commit", "-m", "First")
-    git("tag", "v1")
     page.write_text("second\n")
     assert code_identity.code_version() == "v1"
     code.write_text("second\n")
     assert code_identity.code_version() == "v1-dirty"
 
 
-PLUGIN = """
+def test_the_changes_of_a_checkout_are_told_as_a_patch(monkeypatch, tmp_path):
+    """New files too; another repository that the environment names does not count."""
+    for variable in ("GIT_DIR", "GIT_WORK_TREE"):
+        monkeypatch.setenv(variable, str(tmp_path / "elsewhere"))
+    checkout(monkeypatch, tmp_path, "benchmark/run.py", "README.md")
+    assert code_identity.uncommitted() == "" and code_identity.code_version() == "v1"
+    (tmp_path / "benchmark" / "run.py").write_text("second\n")
+    (tmp_path / "benchmark" / "new.py").write_text("third\n")
+    (tmp_path / "README.md").write_text("second\n")
+    patch = code_identity.uncommitted()
+    assert "-first\n+second\n" in patch and "+third\n" in patch and "README" not in patch
+
+
+MINE = """
 from methods.fedavg import FedAvg
 
 
 class Mine(FedAvg):
-    \"\"\"First words.\"\"\"
-
-    def training_step(self, batch, batch_idx):
-        return STEP
+    rate = 0.1
 """
 
 
-@pytest.mark.parametrize(
-    ("change", "same"),
-    [
-        (("First", "Other"), True),
-        (("return", "# why\n        return"), True),
-        (("    def", '    uploads_needed = "mean"\n\n    def'), True),
-        (("    def", "    uses_oracle = True\n\n    def"), False),
-        (("STEP", "2 * STEP"), False),
-    ],
-)
-def test_the_digest_of_a_methods_code_knows_what_runs(tmp_path, monkeypatch, change, same):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "plugin_before.py").write_text(PLUGIN)
-    (tmp_path / "plugin_after.py").write_text(PLUGIN.replace(*change))
-    before, after = (importlib.import_module(f"plugin_{name}").Mine for name in ("before", "after"))
-    assert (source_digest(before, FedMethod) == source_digest(after, FedMethod)) is same
-    assert source_digest(before, FedMethod) != source_digest(before.__base__, FedMethod)
-
-
-HELPED = """
-from methods.fedavg import FedAvg
-from rates import HALF
-from {package}losses import scaled
-
-
-class Mine(FedAvg):
-    def training_step(self, batch, batch_idx):
-        import late
-
-        return scaled(super().training_step(batch, batch_idx)) * HALF * late.ONE
-"""
-
-
-@pytest.mark.parametrize("package", ["", "."])
-@pytest.mark.parametrize(
-    ("name", "text", "same"),
-    [
-        ("rates", "HALF = 1 / 2", False),
-        ("rates", "HALF = 0.5  # of the whole", True),
-        ("losses", "from deeper import scaled", True),
-        ("deeper", "def scaled(loss):\n    return 2 * loss", False),
-        ("late", "ONE = 1.0", False),
-        ("unrelated", "HALF = 0.25", True),
-    ],
-)
-def test_the_users_modules_that_a_method_imports_count_too(tmp_path, package, name, text, same):
-    """Also what those import, relative imports, and imports inside functions."""
-    files = {
-        "mine": HELPED.format(package=package),
-        "rates": "HALF = 0.5",
-        "losses": "from deeper import scaled",
-        "deeper": "def scaled(loss):\n    return loss",
-        "late": "ONE = 1",
-        "unrelated": "HALF = 0.5",
-    }
-    if package:
-        files["__init__"] = ""
-    inside = ("__init__", "mine", "losses") if package else ()
-
-    def digest(folder, files):
-        for module, source in files.items():
-            path = folder / ("pack" if module in inside else "") / f"{module}.py"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(source)
-        with importable(folder):
-            cls = importlib.import_module("pack.mine" if package else "mine").Mine
-            return source_digest(cls, FedMethod)
-
-    before, after = digest(tmp_path / "a", files), digest(tmp_path / "b", files | {name: text})
-    assert (before == after) is same
-
-
-def test_installed_packages_do_not_count(tmp_path, monkeypatch):
-    """Nor does this repository: the version of the code stands for it."""
-    installed = tmp_path / "site-packages"
-    installed.mkdir()
-    monkeypatch.syspath_prepend(str(installed))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "uses_others.py").write_text("import lightning, installed_helper, lies_beside, not_there\n" + PLUGIN)
-    (tmp_path / "lies_beside.py").write_text("")
-    (installed / "installed_helper.py").write_text("")
-    (tmp_path / "not_there.py").write_text("")
-    cls = importlib.import_module("uses_others").Mine
-    (tmp_path / "not_there.py").unlink()
-    importlib.invalidate_caches()
-    del sys.modules["not_there"]
-    own = {name for name in own_files(cls, FedMethod) if not name.startswith("methods.")}
-    assert own == {"uses_others", "lies_beside"}
-
-
-NETWORK = """
-from torch import nn
-
-
-def flat(num_classes, image_size=32):
-    return nn.Sequential(nn.Flatten(), nn.Linear(3 * image_size**2, num_classes))
-"""
-
-
-@pytest.mark.parametrize(("slot", "name"), [("model", "own_parts.flat"), ("data", "own_parts.Mine")])
-def test_an_own_network_or_data_module_counts(tmp_path, monkeypatch, slot, name):
-    """For a method of this repository too; where all parts are the repository's, the digest is the method's alone."""
+@pytest.mark.parametrize(("slot", "name"), [("method", "own_parts.Mine"), ("model", "own_parts.flat")])
+def test_the_source_of_a_users_class_is_told_beside_the_revision(tmp_path, monkeypatch, slot, name):
     values = {"method": "fedavg", "data": "digits", "model": "mlp"}
-    alone = method_source(Run.of(from_dict(values)))
-    assert alone == source_digest(FedAvg, FedMethod)
+    assert revision(Run.of(from_dict(values))) == f"method {FedAvg.revision}, framework {REVISION}"
     monkeypatch.syspath_prepend(str(tmp_path))
-    own = "from datamodules.digits import Digits\n\n\nclass Mine(Digits):\n    pass\n" + NETWORK
+    own = "from torch import nn\n\n\ndef flat(num_classes, image_size=32):\n    return nn.Identity()\n" + MINE
     (tmp_path / "own_parts.py").write_text(own)
     run = Run.of(from_dict(values | {slot: name}))
-    assert method_source(run) != alone
-    assert "own_parts" not in method_files(run)
+    made = {"environment": {"revisions": [revision(run)]}}
+    assert not by_other_code(run, made)
+    (tmp_path / "own_parts.py").write_text(own.replace("0.1", "0.2"))
+    assert by_other_code(run, made) and not by_other_revision(run, made)
+    monkeypatch.setattr(FedAvg, "revision", FedAvg.revision + 1)
+    assert by_other_revision(run, made)
+
+
+def test_digests_of_old_records_are_the_first_revision():
+    run = Run.of(from_dict({"method": "fedavg", "data": "digits", "model": "mlp"}))
+    assert not by_other_code(run, {"environment": {"method_source": "89f1d0bd338c"}})
+    assert not by_other_code(run, {"environment": {"method_sources": ["89f1d0bd338c"]}})
+    assert not by_other_code(run, {"environment": {}}), "nothing is known of it"
+    assert by_other_code(run, {"environment": {"method_sources": ["89f1d0bd338c", "0" * 12]}})
+
+
+def test_no_committed_record_is_of_other_code():
+    paths = sorted((ROOT / "results" / "runs").iterdir())
+    records = [json.loads((path / "record.json").read_text()) for path in paths]
+    assert len(records) > 600
+    assert {made for record in records for made in revisions(record)} == {"method 1, framework 1"}

@@ -13,17 +13,15 @@ import torch
 
 from benchmark.config import Run, RunConfig, Runtime, from_yaml, identity
 from benchmark.files import write_atomic
-from benchmark.registry import ClassSpec
-from benchmark.runs.code_identity import by_other_code, code_version, method_source
+from benchmark.runs import folder as folder_module
+from benchmark.runs.code_identity import by_other_code, code_version, revision
 from benchmark.runs.environment import environment
 from benchmark.runs.folder import RunFolder, discard
 from benchmark.runs.lock import RunLocked, run_lock
-from benchmark.runs.records import method_sources, read_record
+from benchmark.runs.records import read_record, revisions
 from benchmark.runs.states import CHECKPOINTS, state
 from datamodules.common.errors import RunError
-from methods.fedavg import FedAvg
 from run_folders import FACTS, RUN, change, row, stripped, whole_run
-from runs import planted
 
 
 def test_a_complete_run(tmp_path):
@@ -150,27 +148,27 @@ def test_a_record_names_all_code_that_took_part(tmp_path):
     assert folder.record()["environment"]["code_versions"] == [now], "nothing of the others is left"
 
 
-def test_a_record_names_all_sources_of_its_method(tmp_path, monkeypatch):
-    """A run that goes on with edited code is by other code than either, in part."""
-    now, other = method_source(RUN), "a" * 12
+def test_a_record_names_all_revisions_of_its_code(tmp_path):
+    """A run that goes on with other code is by other code than either, in part."""
+    now, other = revision(RUN), "method 0, framework 1"
     folder = opened(tmp_path)
     folder.append(row(0))
     assert not folder.of_edited_code and not by_other_code(RUN, folder.record())
-    change(tmp_path, lambda record: record["environment"].update(method_source=other, method_sources=[other]))
+    change(tmp_path, lambda record: record["environment"].update(revisions=[other]))
     folder = opened(tmp_path)
     record = folder.record()
-    assert record["environment"]["method_source"] == now
-    assert method_sources(record) == [other, now] and folder.of_edited_code
+    assert revisions(record) == [other, now] and folder.of_edited_code
     assert by_other_code(RUN, record)
-    unknown = ClassSpec(planted(monkeypatch, FedAvg))  # a module without a file
-    assert not by_other_code(Run.of(replace(RUN.config, method=unknown)), record)
     folder.rewind(0)
     folder.append(row(0))
-    assert method_sources(folder.record()) == [now]
-    record["environment"].pop("method_sources")  # as older records
-    assert method_sources(record) == [now]
-    record["environment"]["method_source"] = None
-    assert method_sources(record) == []
+    assert revisions(folder.record()) == [now]
+
+
+def test_the_uncommitted_changes_are_kept_beside_the_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_module, "code_version", lambda: "abc-dirty")
+    monkeypatch.setattr(folder_module, "uncommitted", lambda: "a patch\n")
+    opened(tmp_path)
+    assert [file.read_text() for file in tmp_path.glob("uncommitted-*.patch")] == ["a patch\n"]
 
 
 def test_skipped_updates_are_counted_in_the_record(tmp_path):

@@ -12,7 +12,6 @@ from datamodules.common.errors import ConfigError
 ENTRIES = {
     side_files.tuned: {"options": {"method.lr": 0.1}},
     side_files.admitted: {"admitted": False},
-    side_files.verified: {"seed": 1, "equal": True},
 }
 
 
@@ -53,7 +52,6 @@ def test_entries_that_are_added_at_once_are_all_there(tmp_path):
         (side_files.tuned, "{options: 3}", "there are no `options`; `tune` writes them"),
         (side_files.tuned, "0.3", "there are no `options`"),
         (side_files.admitted, "{admitted: perhaps}", "`admitted` is neither true nor false; `admit` writes it"),
-        (side_files.verified, "{seed: 3}", "`seed` and `equal` are missing; `submit --verify` writes them"),
     ],
 )
 def test_an_entry_that_is_not_complete_is_one_error(tmp_path, kind, entry, message):

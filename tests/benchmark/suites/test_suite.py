@@ -249,7 +249,7 @@ scales: {quick: {seeds: [7, 8]}}
 """
     )
     toy, mine = suite.load("toy.yaml"), suite.load("mine.yaml")
-    noted = ("tuned", "admitted", "verified")
+    noted = ("tuned", "admitted")
     names = ["mine.yaml", *(f"{folder}/mine-quick.yaml" for folder in noted), "toy.csv"]
     names += ["toy.yaml", *(f"{folder}/toy-quick.yaml" for folder in noted), "toy.csv"]
     assert [file.relative_to(mine.folder).as_posix() for file in mine.files("quick")] == names and mine.title == "Toy"

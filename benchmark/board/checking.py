@@ -1,0 +1,145 @@
+"""Whether runs follow the rules, for those who make them and those who review them.
+
+A record is text here: it is compared with the rows of suites. Only classes that the suites name are imported, and
+nothing is run.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmark import tuning
+from benchmark.config import Run, differences
+from benchmark.federation.assembly import make_data
+from benchmark.runs.records import Record, code_versions, read_record
+from benchmark.suites.places import Place, places, places_of
+from benchmark.suites.suite import Suite
+from datamodules.common.errors import NOT_FINITE, BenchError, ConfigError
+
+FILES = ("config.yaml", "metrics.jsonl", "record.json")
+MOST_CONFIGURATIONS = 20  # maximum per row (RULES.md)
+MOST_TOLD = 5  # differences of a configuration
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The folders of runs: this one, or all below it.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    found = sorted({file.parent for name in FILES for file in folder.rglob(name)})
+    if not found:
+        raise ConfigError(f"{folder}: there is no run in this folder or below it")
+    return found
+
+
+class Checker:
+    """Checks runs against the rows of suites.
+
+    Args:
+        suites: a run has to be one of theirs.
+        results: folder that holds ``tuning``.
+        data_dir: folder with the data sets, which partitions are drawn from.
+
+    Attributes:
+        seeds: seeds of the checked runs, by the name of their row.
+    """
+
+    def __init__(self, suites: Sequence[Suite], results: Path, data_dir: str) -> None:
+        self.suites, self.results, self.data_dir = suites, results, data_dir
+        self.seeds: dict[str, set[int]] = {}
+        self._places: dict[str, list[Place]] = {}
+        self._partitions: dict[str, str] = {}
+        self._tuned: dict[str, list[str]] = {}
+
+    def problems(self, path: Path) -> list[str]:
+        """What is wrong with a run, each with its remedy; empty if it follows the rules."""
+        found = [f"it has no {name}; add it" for name in FILES[:-1] if not (path / name).is_file()]
+        try:
+            record = read_record(path)
+        except BenchError as error:
+            return [*found, str(error)]
+        if record["status"] != "complete" and NOT_FINITE not in (record["error"] or ""):
+            found.append(f"it is {record['status']}; the command that began it continues it")
+        if unclean := [one for one in code_versions(record) if "-dirty" in one or "unknown" in one]:
+            found.append(f"its code is {', '.join(unclean)}; commit the changes and run it again")
+        scale = record["scale"]
+        if scale not in self._places:
+            self._places[scale] = places(self.suites, scale)
+        own = places_of(record, self._places[scale])
+        if not own:
+            return [*found, _no_row(record, self._places[scale])]
+        if path.resolve().name != own[0].run.folder.name:
+            found.append(f"its folder should be named {own[0].run.folder.name}; another one is not found by the tables")
+        for place in own:
+            self.seeds.setdefault(place.name, set()).add(place.run.config.seed)
+            found += self._tuning(place)
+        return found + self._partition(own[0].run, record) + _oracle(own[0].run)
+
+    def _partition(self, run: Run, record: Record) -> list[str]:
+        """Compare the record's partition with the one that the suite's run draws."""
+        data = run.config.data
+        seed = run.config.seed if data.init_args.get("partition_seed") is None else None
+        key = json.dumps([data.class_path, data.init_args, seed], sort_keys=True)
+        if key not in self._partitions:
+            here = run.replace(runtime=replace(run.config.runtime, data_dir=self.data_dir))
+            try:
+                drawn = make_data(here)
+                drawn.setup()
+            except BenchError as error:
+                return [f"its partition cannot be drawn here: {error}"]
+            self._partitions[key] = drawn.partition.hash
+        if record["partition_hash"] == self._partitions[key]:
+            return []
+        return [
+            f"its partition is {str(record['partition_hash'])[:12]}, but the suite draws {self._partitions[key][:12]}; "
+            "run it with the data and the code of this repository"
+        ]
+
+    def _tuning(self, place: Place) -> list[str]:
+        """Compare the rates beside the suite with those that the rule chooses from what was tried."""
+        if tuning.FOLDER not in place.suite.scale(place.scale):
+            return []
+        if place.name not in self._tuned:
+            self._tuned[place.name] = self._choice(place)
+        return self._tuned[place.name]
+
+    def _choice(self, place: Place) -> list[str]:
+        suite, scale, row = place.suite, place.scale, place.row
+        where = f"{suite.tuned.path(scale)}, {row.full_name}"
+        given = suite.tuned.entries(scale).get(row.full_name, {})
+        try:
+            made, missing, tried = tuning.retraced(suite, scale, row, tuning.journal_of(suite, scale, self.results))
+        except BenchError as error:
+            return [str(error)]
+        found = []
+        if missing:
+            found.append(f"{where}: no trial of the rule with {'; '.join(missing)}; tune it")
+        for name, value in (made or {}).items():
+            if name != "tried" and given.get(name) != value:  # a bound tries what its method's rows do, too
+                found.append(f"{where}: {name} is {given.get(name)}, but the trials give {value}; tune it again")
+        if tried > MOST_CONFIGURATIONS:
+            found.append(f"{where}: {tried} configurations were tried; the rules allow {MOST_CONFIGURATIONS}")
+        return found
+
+
+def _no_row(record: Record, known: Sequence[Place]) -> str:
+    """Say how a record differs from the nearest run of its method."""
+    config: Mapping[str, Any] = record["config"]
+    name = config["method"]["class_path"]
+    alike = [differences(config, one.run.config) for one in known if one.run.config.method.class_path == name]
+    if not alike:
+        return f"no suite has a row of {name} at scale {record['scale']}; name your own with --papers mine.yaml"
+    apart = min(alike, key=len)
+    told = "; ".join(apart[:MOST_TOLD]) or f"run id {record['run_id']}"
+    return f"no row of a suite has its configuration; the nearest differs ({told}); run it as the suite has it"
+
+
+def _oracle(run: Run) -> list[str]:
+    """Refuse a method that sees labels which the setting keeps from everybody."""
+    kept = run.config.data.init_args.get("validation")
+    if kept and getattr(run.class_of("method"), "uses_validation", False):
+        return [f"its method has `uses_validation` and sees {kept} labels that the setting keeps from everybody"]
+    return []

@@ -1,0 +1,132 @@
+"""``records --check``: runs that follow the rules pass, each planted fault is told, and no stranger's code starts."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmark.cli import main
+from benchmark.files import read_yaml
+from benchmark.suites.suite import load
+from datamodules.common.errors import DataError
+from run_folders import change
+from toy_suite import BOARD
+
+RUN = ["--wandb", "off", "--accelerator", "cpu", "--jobs", "1", "--paper", "board.yaml"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A tuned board of one row, and its three runs."""
+    place = tmp_path_factory.mktemp("board")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setattr("benchmark.runs.folder.code_version", lambda: "abc123")
+        (place / "board.yaml").write_text(BOARD)
+        assert main(["tune", *RUN]) == main(["table", *RUN]) == 0
+    return place
+
+
+@pytest.fixture
+def place(made, tmp_path, monkeypatch):
+    """A copy of it to spoil, which is the working folder."""
+    copy = tmp_path / "copy"
+    shutil.copytree(made, copy)
+    monkeypatch.chdir(copy)
+    return copy
+
+
+def run_of(seed):
+    (path,) = [
+        path
+        for path in Path("results/runs").iterdir()
+        if json.loads((path / "record.json").read_text())["config"]["seed"] == seed
+    ]
+    return path
+
+
+def check(capsys, *more):
+    code = main(["records", "--check", "results/runs", "--papers", "board.yaml", *more])
+    return code, capsys.readouterr().out
+
+
+def test_runs_that_follow_the_rules(place, capsys):
+    code, told = check(capsys)
+    assert code == 0
+    assert "board quick one/A/low: 3 seeds" in told and "3 runs, 0 problems" in told
+
+
+def another_choice():
+    path = load("board.yaml").tuned.path("quick")
+    path.write_text(path.read_text().replace("seeds:\n  - 1000", "seeds:\n  - 1001"))
+    assert read_yaml(path)["one/A/low"]["seeds"] == [1001]
+
+
+FAULTS = {
+    "a file is missing": ("config.yaml", lambda: (run_of(1) / "config.yaml").unlink()),
+    "no record": ("record.json", lambda: (run_of(1) / "record.json").unlink()),
+    "rows were changed": ("metrics.jsonl", lambda: (run_of(1) / "metrics.jsonl").write_text("{}\n")),
+    "it is not over": ("it is running", lambda: change(run_of(1), lambda r: r.update(status="running"))),
+    "local changes": (
+        "abc123-dirty",
+        lambda: change(run_of(1), lambda r: r["environment"].update(code_versions=["abc123", "abc123-dirty"])),
+    ),
+    "another network": (
+        "model: recorded with mlp",
+        lambda: change(run_of(2), lambda r: r["config"].update(model="mlp")),
+    ),
+    "another seed": (
+        "seed: recorded with 25",
+        lambda: change(run_of(2), lambda r: (r["config"].update(seed=25), r.update(run_id="0" * 10))),
+    ),
+    "another scale": ("at scale paper", lambda: change(run_of(2), lambda r: r.update(scale="paper"))),
+    "another partition": ("partition", lambda: change(run_of(0), lambda r: r.update(partition_hash="f" * 64))),
+    "another folder": ("should be named", lambda: run_of(0).rename("results/runs/mine")),
+    "another choice": ("seeds is [1001]", another_choice),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_told(place, capsys, fault):
+    word, plant = FAULTS[fault]
+    plant()
+    code, told = check(capsys)
+    assert code == 1 and word in told and "3 runs, 1 problems" in told
+
+
+def test_all_faults_are_told_at_once(place, capsys):
+    for fault in ("rows were changed", "another network", "another partition"):
+        FAULTS[fault][1]()
+    code, told = check(capsys)
+    assert code == 1 and "3 problems" in told
+
+
+def test_nothing_that_only_a_record_names_is_imported(place, capsys, monkeypatch):
+    """Though it could be, and though its run is otherwise the board's."""
+    monkeypatch.syspath_prepend(str(place))
+    Path("strange.py").write_text("raise SystemExit('imported')\n")
+    for seed in range(3):
+        change(run_of(seed), lambda r: r["config"]["method"].update(class_path="strange.Mine"))
+    code, told = check(capsys)
+    assert code == 1 and "strange.Mine" in told and "--papers" in told
+    assert main(["verify", str(run_of(0)), str(run_of(1))]) == 1
+    assert "strange" not in sys.modules
+
+
+def test_data_that_are_not_here(place, capsys, monkeypatch):
+    """A partition that cannot be drawn is not taken for right."""
+
+    def missing(self):
+        raise DataError("there is no file")
+
+    monkeypatch.setattr("few_digits.FewDigits.read", missing)
+    code, told = check(capsys)
+    assert code == 1 and "cannot be drawn here: there is no file" in told
+
+
+def test_no_run(place, capsys):
+    assert main(["records", "--check", "tuned", "--papers", "board.yaml"]) == 2
+    assert "no run" in capsys.readouterr().err
+    assert main(["records"]) == 2
