@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmark import tuning
+from benchmark.board import tune
 from benchmark.config import Run, differences
 from benchmark.federation.assembly import make_data
 from benchmark.runs.records import Record, code_versions, read_record
@@ -40,15 +40,14 @@ class Checker:
 
     Args:
         suites: a run has to be one of theirs.
-        results: folder that holds ``tuning``.
         data_dir: folder with the data sets, which partitions are drawn from.
 
     Attributes:
         seeds: seeds of the checked runs, by the name of their row.
     """
 
-    def __init__(self, suites: Sequence[Suite], results: Path, data_dir: str) -> None:
-        self.suites, self.results, self.data_dir = suites, results, data_dir
+    def __init__(self, suites: Sequence[Suite], data_dir: str) -> None:
+        self.suites, self.data_dir = suites, data_dir
         self.seeds: dict[str, set[int]] = {}
         self._places: dict[str, list[Place]] = {}
         self._partitions: dict[str, str] = {}
@@ -100,7 +99,7 @@ class Checker:
 
     def _tuning(self, place: Place) -> list[str]:
         """Compare the rates beside the suite with those that the rule chooses from what was tried."""
-        if tuning.FOLDER not in place.suite.scale(place.scale):
+        if tune.FOLDER not in place.suite.scale(place.scale):
             return []
         if place.name not in self._tuned:
             self._tuned[place.name] = self._choice(place)
@@ -111,14 +110,14 @@ class Checker:
         where = f"{suite.tuned.path(scale)}, {row.full_name}"
         given = suite.tuned.entries(scale).get(row.full_name, {})
         try:
-            made, missing, tried = tuning.retraced(suite, scale, row, tuning.journal_of(suite, scale, self.results))
+            made, missing, tried = tune.retraced(suite, scale, row)
         except BenchError as error:
             return [str(error)]
         found = []
         if missing:
             found.append(f"{where}: no trial of the rule with {'; '.join(missing)}; tune it")
         for name, value in (made or {}).items():
-            if name != "tried" and given.get(name) != value:  # a bound tries what its method's rows do, too
+            if given.get(name) != value:
                 found.append(f"{where}: {name} is {given.get(name)}, but the trials give {value}; tune it again")
         if tried > MOST_CONFIGURATIONS:
             found.append(f"{where}: {tried} configurations were tried; the rules allow {MOST_CONFIGURATIONS}")

@@ -146,7 +146,8 @@ def made_by_other_code(complete: Iterable[tuple[Run, Record]]) -> list[str]:
         now = sorted({revision(run) for run, _ in runs})
         notes.append(
             f"note: {len(runs)} complete {'run was' if len(runs) == 1 else 'runs were'} made by other code of {name} "
-            f"than is there now ({' and '.join(earlier)}; now {' and '.join(now)}); `table --overwrite` with --methods or --only runs them again"
+            f"than is there now ({' and '.join(earlier)}; now {' and '.join(now)}); "
+            "`table --overwrite` with --methods or --only runs them again"
         )
     return notes
 

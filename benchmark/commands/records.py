@@ -45,7 +45,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
         return 0
     from benchmark.board.checking import Checker, runs_below
 
-    checker = Checker(suites, results, options.data_dir)
+    checker = Checker(suites, options.data_dir)
     runs = [path for folder in options.check for path in runs_below(Path(folder))]
     found: dict[str, list[Path]] = {}
     for path in runs:

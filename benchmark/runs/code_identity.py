@@ -1,8 +1,8 @@
 """Which code made a run: the version of the checkout, and the revision of its numbers.
 
-Revisions are raised by hand when numbers change (``FedMethod.revision``, ``benchmark.federation.REVISION``). A test that
-repeats a small run of every method says when that is. Classes from outside this repository have nobody who raises
-anything, so the digest of their source is told beside the revision.
+Revisions are raised by hand when numbers change (``FedMethod.revision``, ``benchmark.federation.REVISION``). A test
+that repeats a small run of every method says when that is due. Nobody raises a revision for classes from outside this
+repository, so the digest of their source is told beside it.
 """
 
 import hashlib

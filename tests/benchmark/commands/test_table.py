@@ -330,7 +330,7 @@ def test_runs_of_other_code_are_told(here, fitted, capsys):
         change(path, lambda record: record["environment"].update(revisions=["method 0, framework 0"]))
     assert table("--tables", "1") == 0
     assert table("--tables", "1") == 0
-    note = r"note: 2 complete runs were made by other code of fedavg.* \(method 0, framework 0; now method 1, framework 1\)"
+    note = r"note: 2 complete runs were made by other code of fedavg.*\(method 0, .*; now method 1, "
     notes = re.findall(note, capsys.readouterr().err)
     assert len(notes) == 2
     assert table("--tables", "1", "--overwrite") == table("--tables", "1") == 0
