@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from datamodules.common.errors import DataError
-from datamodules.common.files import write_atomic
+from datamodules.common.files import read_bytes, write_atomic
 from datamodules.partition.lists import Lists, Positions
 
 Role = Literal["labelled", "unlabelled", "all"]
@@ -169,7 +169,7 @@ class Partition:
             DataError: the file is missing or damaged, or the partition was made for another data set.
         """
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            content = json.loads(read_bytes(Path(path)))
             if content["format"] != _FORMAT:
                 raise DataError(f"its format is {content['format']!r}, expected {_FORMAT!r}")
             owned = {field: content[field] for field in ("labelled", "unlabelled", "server", "pool")}
@@ -206,7 +206,7 @@ def stored_hash(path: str | os.PathLike[str]) -> str:
         DataError: the file is missing or damaged.
     """
     try:
-        return str(json.loads(Path(path).read_text(encoding="utf-8"))["hash"])
+        return str(json.loads(read_bytes(Path(path)))["hash"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"cannot read the partition file {path}: {type(error).__name__}: {error}") from error
 
