@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFile
 
 from datamodules.common.errors import ConfigError, DataError
 from datamodules.common.files import made_once, read_bytes, regular
@@ -477,7 +477,7 @@ def isic_split(num_images: int) -> tuple[list[int], list[int]]:
 
 
 @contextmanager
-def opened(file: Path) -> Iterator[Image.Image]:
+def opened(file: Path) -> Iterator[ImageFile.ImageFile]:
     """Open a PNG or JPEG file; no other kind, whatever its name says, and no pipe."""
     with open(file, "rb", opener=regular) as stream, Image.open(stream, formats=FORMATS) as image:
         yield image
