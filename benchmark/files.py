@@ -1,10 +1,7 @@
 """Reading and writing the small files of a run: YAML, JSON without NaN, atomic replacement."""
 
-import errno
 import math
-import os
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,50 +10,15 @@ import yaml
 from pydantic import ValidationError
 
 from datamodules.common.errors import ConfigError
-from datamodules.common.files import write_atomic
+from datamodules.common.files import read_bytes, regular, write_atomic
 
 MOST_VALUES = 100_000
 """Maximum number of values of a YAML file with aliases expanded; our suites have at most 1600."""
 
 
-def regular(path: str | Path, flags: int) -> int:
-    """Open a regular file without blocking on other kinds, like ``os.open`` or as ``open(..., opener=regular)``.
-
-    Args:
-        path: the file.
-        flags: as for ``os.open``.
-
-    Returns:
-        The file descriptor.
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file (a pipe would block).
-    """
-    try:
-        handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # a pipe without a reader, or a socket
-            raise _irregular(path) from None
-        raise
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise _irregular(path)
-    return handle
-
-
-def read_bytes(path: Path) -> bytes:
-    """Read the bytes of a regular file; see ``regular``."""
-    with open(path, "rb", opener=regular) as file:
-        return file.read()
-
-
 def read_text(path: Path, errors: str = "strict") -> str:
     """Read the text of a regular file in UTF-8; see ``regular``."""
     return read_bytes(path).decode(errors=errors)
-
-
-def _irregular(path: str | Path) -> OSError:
-    return OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
 def finite(value: Any) -> Any:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import BenchError, ConfigError, DataError
-from datamodules.common.files import alone
+from datamodules.common.files import made_once
 from datamodules.io import text
-from datamodules.io.npz import write_npz
+from datamodules.io.npz import read_npz, write_npz
 from datamodules.io.sources import Arrays, sha256_of
 from datamodules.views.pipelines import WEAK_COPIES
 
@@ -93,20 +93,19 @@ class AGNews(FSSLDataModule):
         if named["texts"] != "listed" or named["strong"] != "words" or named["encoder"] == "auto":
             return self._made(root)
         path = root / f"ag_news-{digest([KEPT, *map(str, named.values()), *read_keys()])[:16]}.npz"
+
+        def make() -> None:
+            arrays = self._made(root)
+            told = json.dumps({"sha256": arrays.sha256, "provenance": self.provenance})
+            write_npz(path, {name: getattr(arrays, name) for name in ARRAYS} | {"told": np.array(told)})
+
         if not path.exists():
             text_files(root)  # refuses a folder without texts before anything is written there
-            with alone(path):
-                if not path.exists():
-                    arrays = self._made(root)
-                    told = json.dumps({"sha256": arrays.sha256, "provenance": self.provenance})
-                    write_npz(path, {name: getattr(arrays, name) for name in ARRAYS} | {"told": np.array(told)})
-        try:
-            with np.load(path, allow_pickle=False) as data:
-                kept, told = [data[name] for name in ARRAYS], json.loads(str(data["told"]))
-        except Exception as error:
-            raise DataError(f"{path} is damaged ({error}); delete it to have it recreated") from error
+        made_once(path, make)
+        kept = read_npz(path, remedy="Delete it to have it made again")
+        told = json.loads(str(kept["told"]))
         self.provenance = told["provenance"]
-        train, labels, test, test_labels = kept
+        train, labels, test, test_labels = (kept[name] for name in ARRAYS)
         return Arrays(train, labels, test, test_labels, CLASSES, told["sha256"])
 
     def _made(self, root: Path) -> Arrays:
@@ -139,16 +138,10 @@ class AGNews(FSSLDataModule):
             texts = [train[i] for i in keep]
             rate = 0.3 if self._varied else 0.1
             return [text.distorted(texts, seed, rate) for seed in (1, 2)], "word_deletion_swap", {}
-        try:
-            with np.load(file, allow_pickle=False) as data:
-                found = data["translations"]
-            if found.shape != (len(train), 2):
-                raise DataError(f"translations are {list(found.shape)} instead of {[len(train), 2]}, two per text")
-        except Exception as error:
-            raise DataError(
-                f"ag_news: the back-translations {file} cannot be used: {type(error).__name__}: {error}. Provide the "
-                "file (translations: str [training texts, 2]), or choose data.strong=words"
-            ) from error
+        remedy = "Provide the file (translations: str [training texts, 2]), or choose data.strong=words"
+        found = read_npz(file, remedy=remedy).get("translations", np.empty(0))
+        if found.shape != (len(train), 2):
+            raise DataError(f"{file}: translations are {list(found.shape)} instead of {[len(train), 2]}. {remedy}")
         return [found[keep, i].tolist() for i in range(2)], "back_translation", {file.name: sha256_of(file)}
 
     @property
@@ -247,28 +240,35 @@ def read_texts(root: Path) -> tuple[Texts, dict[str, str]]:
     """Read training texts and labels, test texts and labels, and the digests of the files (see ``text_files``).
 
     Raises:
+        ConfigError: the texts do not fit into memory.
         DataError: no files are found, or they are damaged.
     """
     files = text_files(root)
     try:
+        digests = {file.name: sha256_of(file) for file in files}  # first: a pipe would never end
         found = _read_npz(files[0]) if len(files) == 1 else (*_read_csv(files[0]), *_read_csv(files[1]))
         for texts, labels in (found[:2], found[2:]):
-            if len(texts) != len(labels) or set(np.unique(labels)) != set(range(len(CLASSES))):
+            if len(texts) != len(labels) or set(np.unique(labels).tolist()) != set(range(len(CLASSES))):
                 raise DataError(f"{len(texts)} texts with {len(labels)} labels; all of 0 to 3 must occur")
+    except ConfigError:
+        raise
     except Exception as error:
         raise DataError(
             f"ag_news: {files[0]} is damaged or a different data set: {type(error).__name__}: {error}. {REMEDY}"
         ) from error
-    return found, {file.name: sha256_of(file) for file in files}
+    return found, digests
 
 
 def _read_npz(file: Path) -> Texts:
-    with np.load(file, allow_pickle=False) as data:
-        if (names := tuple(data["class_names"].tolist())) != CLASSES:
-            raise DataError(f"the classes are {names} instead of {CLASSES}")
-        (train, train_labels), (test, test_labels) = (
-            (data[f"{part}_texts"].tolist(), data[f"{part}_labels"].astype(np.int64)) for part in ("train", "test")
-        )
+    data = read_npz(file)
+    if (names := tuple(data["class_names"].tolist())) != CLASSES:
+        raise DataError(f"the classes are {names} instead of {CLASSES}")
+    for part in ("train", "test"):
+        if (labels := data[f"{part}_labels"]).dtype.kind not in "iu":
+            raise DataError(f"{part}_labels are {labels.dtype}, not whole numbers")
+    (train, train_labels), (test, test_labels) = (
+        (data[f"{part}_texts"].tolist(), data[f"{part}_labels"].astype(np.int64)) for part in ("train", "test")
+    )
     return train, train_labels, test, test_labels
 
 

@@ -302,9 +302,9 @@ from datamodules.io.sources import Arrays
 CLASSES = tuple("abcde")
 
 
-def arrays(train=None, labels=None, classes=CLASSES):
+def arrays(train=None, classes=CLASSES):
     train = np.zeros((60, 8, 8, 3), np.uint8) if train is None else train
-    labels = np.arange(60) % len(classes) if labels is None else labels
+    labels = np.arange(60) % len(classes)
     return Arrays(train, labels, np.zeros((10, 8, 8, 3), np.uint8), np.arange(10) % len(classes), classes, {})
 
 
@@ -337,29 +337,10 @@ class Features(Own):
         return arrays(features)
 
 
-class Floats(Own):
-    def read(self):
-        return arrays(np.zeros((60, 8, 8, 3)))
-
-
-class Short(Own):
-    def read(self):
-        return arrays(labels=np.zeros(59, np.int64))
-
-
-class Nothing(Own):
-    def read(self):
-        return arrays(np.zeros((0, 8, 8, 3), np.uint8), np.zeros(0, np.int64))
-
-
 class NoClasses(FSSLDataModule):
     mean, std = (0.5,), (0.5,)
 
     def read(self):
         return arrays()
-
-
-class NoRead(Own):
-    pass
 """,
 }

@@ -15,9 +15,8 @@ from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import read_record, read_rows, without_clock
 from benchmark.runs.states import state
 from benchmark.suites import schema
-from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
+from datamodules.common.errors import BenchError, ConfigError, RunError
 from datamodules.partition import scenarios
-from datamodules.partition.partition import Partition
 from datamodules.partition.split import dirichlet, iid
 
 EXAMPLES = 30
@@ -113,15 +112,6 @@ def test_records(whole: tuple[Path, bytes, bytes], rows: bool, at: int, put: byt
 
 
 @quick
-@given(plain)
-def test_records_of_anything(whole: tuple[Path, bytes, bytes], value: Any) -> None:
-    folder, *_ = whole
-    (folder / "record.json").write_text(json.dumps(value))
-    with pytest.raises(RunError):
-        read_record(folder)
-
-
-@quick
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=60),
     st.integers(-1, 8),
@@ -153,17 +143,3 @@ def test_partitions(labels: list[int], clients: int, kind: str, scenario: str, n
     owned = np.concatenate([*made.labelled, *made.unlabelled, made.server])
     assert len(np.unique(owned)) == len(owned) <= len(classes)
     assert made.num_clients == clients
-
-
-@quick
-@given(st.sampled_from(["labelled", "unlabelled", "server", "pool", "hash", "format", "labelled_pool"]), plain)
-def test_partition_files(tmp_path: Path, key: str, value: Any) -> None:
-    made = Partition(labelled=([0], []), unlabelled=([], [1, 2]), server=[], pool=[1, 2])  # type: ignore[arg-type]
-    file = tmp_path / "split.json"
-    made.save(file)
-    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
-    try:
-        loaded = Partition.load(file, [0, 1, 0, 1])
-    except DataError:
-        return
-    assert loaded.hash == made.hash

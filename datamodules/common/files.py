@@ -1,46 +1,87 @@
-"""Atomic writes, and disk errors that name the file."""
+"""Regular files alone, atomic writes, files made once, and disk errors that name the file."""
 
+import errno
 import fcntl
 import os
 import re
 import secrets
+import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from datamodules.common.errors import DataError
 
 LEFT_S = 3600.0  # temporary files older than this are abandoned
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text`` atomically: readers, also after a kill, see the old or the new file.
+def regular(path: str | Path, flags: int) -> int:
+    """Open a regular file without blocking on other kinds, like ``os.open`` or as ``open(..., opener=regular)``.
+
+    Args:
+        path: the file.
+        flags: as for ``os.open``.
+
+    Returns:
+        The file descriptor.
+
+    Raises:
+        OSError: it cannot be opened, or is not a regular file (a pipe would block).
+    """
+    try:
+        handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a pipe without a reader, or a socket
+            raise _irregular(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise _irregular(path)
+    return handle
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read the bytes of a regular file; see ``regular``."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read()
+
+
+def _irregular(path: str | Path) -> OSError:
+    return OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write that takes the place of ``path`` at the end: readers see the old or the new one.
 
     Raises:
         OSError: it cannot be written; names the file. The old file is unchanged, and no partial file remains.
     """
-    sweep(path)
-    temporary = temporary_name(path)
+    _sweep(path)
+    unique = f"{os.getpid()}-{secrets.token_hex(4)}"  # process ids may repeat between containers
+    temporary = path.with_name(f".{path.name}.{unique}.tmp")
     try:
         with named(path):
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text)
+            with temporary.open("wb") as file:
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
-    except OSError:
+            temporary.replace(path)
+    except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
 
 
-def temporary_name(path: Path) -> Path:
-    """Return a unique hidden name beside ``path``; process ids may repeat between containers."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+def write_atomic(path: Path, text: str) -> None:
+    """Replace the content of ``path`` by ``text`` in UTF-8; see ``replacing``."""
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
-def sweep(path: Path) -> None:
+def _sweep(path: Path) -> None:
     """Remove temporary files left beside ``path`` by killed writers."""
     ours = re.compile(rf"\.{re.escape(path.name)}\.\d+(-[0-9a-f]+)?(\.tmp)?")
     with suppress(OSError):
@@ -49,17 +90,19 @@ def sweep(path: Path) -> None:
                 left.unlink()
 
 
-@contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Lock ``path`` while creating it; check first whether another process has created it meanwhile.
+def made_once(path: Path, make: Callable[[], object]) -> None:
+    """Call ``make`` if ``path`` does not exist; other processes wait, and find it.
 
     On a file system without locks there is no waiting: at worst several processes create the same file.
 
     Raises:
         DataError: the folder of ``path`` is not writable.
     """
+    if path.exists():
+        return
     lock = path.with_name(f".{path.name}.lock")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         handle = lock.open("w")
     except OSError as error:
         raise DataError(f"cannot write {path}: {error}. Free some space or choose another data_dir") from error
@@ -67,7 +110,8 @@ def alone(path: Path) -> Iterator[None]:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
         try:
-            yield
+            if not path.exists():
+                make()
         finally:
             lock.unlink(missing_ok=True)
 
@@ -78,5 +122,6 @@ def named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename = str(path) if error.filename is None and error.errno is not None else error.filename
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
         raise

@@ -3,32 +3,36 @@
 import csv
 import gzip
 import hashlib
-import importlib.util
 import logging
 import os
 import random
 import socket
 import struct
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from importlib.metadata import distribution
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFile
 
-from datamodules.common.errors import DataError
-from datamodules.common.files import alone
-from datamodules.io.npz import write_npz
+from datamodules.common.errors import ConfigError, DataError
+from datamodules.common.files import made_once, read_bytes, regular
+from datamodules.io.npz import read_npz, write_npz
 
 Folder = str | os.PathLike[str]
 Images = NDArray[np.uint8]
 Vectors = NDArray[np.float32]
 Content = tuple[Images, NDArray[Any], Images, NDArray[Any], Sequence[str]]
+
+FORMATS = ("PNG", "JPEG")
+"""Pillow's formats that are opened, whatever a file is called: others, such as EPS, start programs."""
 
 # Training and test images per class; other counts mean another data set, a subset, or reordered metadata.
 CLASS_COUNTS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -55,6 +59,8 @@ MNIST_MD5 = {
 }
 """MD5 of MNIST's unpacked files."""
 ISIC_CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
+FIELDS = ("train_images", "train_labels", "test_images", "test_labels", "class_names")
+"""The arrays of a cache, and of ``Arrays``."""
 
 _log = logging.getLogger(__name__)
 
@@ -84,36 +90,41 @@ class Arrays:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "class_names", tuple(self.class_names))
-        classes = len(self.class_names)
         for part in ("train", "test"):
             images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
-            shapes = f"{images.dtype} {list(images.shape)} and {labels.dtype} {list(labels.shape)}"
+            shapes = f"images and labels are {_shape(images)} and {_shape(labels)}"
             pictures = images.dtype == np.uint8 and images.ndim == 4 and images.shape[3] in (1, 3)
             vectors = images.dtype == np.float32 and images.ndim == 3
             if not (pictures or vectors) or not images.size:
                 raise ArraysError(
                     f"{part} images must be uint8 [N, H, W, 1 or 3], or feature vectors float32 [N, versions, d]; "
-                    f"images and labels are {shapes}"
+                    f"{shapes}"
                 )
             if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
-                raise ArraysError(f"{part} labels must be one integer per image; images and labels are {shapes}")
-            if labels.min() < 0 or labels.max() >= classes:
+                raise ArraysError(f"{part} labels must be one integer per image; {shapes}")
+            if labels.min() < 0 or labels.max() >= len(self.class_names):
                 raise ArraysError(
-                    f"{part} labels must lie in 0..{classes - 1}, the class names; "
+                    f"{part} labels must lie in 0..{len(self.class_names) - 1}, the class names; "
                     f"they lie in {labels.min()}..{labels.max()}"
                 )
             if vectors and not np.isfinite(images).all():
-                wrong = np.argwhere(~np.isfinite(images))[0].tolist()
-                raise ArraysError(f"{part} features must be finite; sample {wrong[0]} has {images[tuple(wrong)]}")
+                raise ArraysError(f"{part} features must be finite; sample {_first_not_finite(images)} is not")
             object.__setattr__(self, f"{part}_images", np.ascontiguousarray(images))
             object.__setattr__(self, f"{part}_labels", labels.astype(np.int64, copy=False))
         train, test = self.train_images, self.test_images
         if train.ndim != test.ndim or (train.ndim == 3 and train.shape[2] != test.shape[2]):
-            shapes = f"{train.dtype} {list(train.shape)} and {test.dtype} {list(test.shape)}"
             raise ArraysError(
                 "training and test samples must both be images, or both feature vectors of one length; "
-                f"they are {shapes}"
+                f"they are {_shape(train)} and {_shape(test)}"
             )
+
+
+def _shape(array: NDArray[Any]) -> str:
+    return f"{array.dtype} {list(array.shape)}"
+
+
+def _first_not_finite(vectors: NDArray[Any]) -> int:
+    return int(np.argwhere(~np.isfinite(vectors))[0, 0])
 
 
 @dataclass(frozen=True)
@@ -140,62 +151,55 @@ def load(
 ) -> Arrays:
     """Read ``<data_dir>/<name>.npz``, else the first complete layout, else download.
 
-    The cache has the arrays train_images, train_labels, test_images, test_labels, class_names. A download is only kept
-    decoded, as this cache, and read back from it, so that all runs report the same digest. One process creates the
-    cache while others wait.
+    The cache has the arrays ``FIELDS``. A download is only kept decoded, as this cache, and read back from it, so that
+    all runs report the same digest. One process creates the cache while others wait.
 
     Args:
         name: name of the cache; the part before a ``-`` is the key in ``CLASS_COUNTS``. A data set without a key may
             have any number of images.
         data_dir: where to look and where to write the cache.
         layouts: the usual files; ``fetch`` produces the first layout.
-        fetch: downloads into the given directory; None if there is no download or it is not allowed.
+        fetch: downloads into the given directory; None if there is no download.
         remedy: how a user can provide the files.
 
     Raises:
+        ConfigError: the cache does not fit into memory.
         DataError: no files are found, or they are damaged or a different data set.
     """
-    root = Path(data_dir)
-    cache = root / f"{name}.npz"
-    absent: list[Path] = []
+    root, absent = Path(data_dir), []
     for layout in (_CACHE, *layouts):
         files = [root / file.format(name=name) for file in layout.files]
         missing = [file for file in files if not file.exists()]
         if missing:
-            absent.append(missing[0])
-            continue
-        if not layout.slow:
+            absent.append(str(missing[0]))
+        elif layout.slow:
+            return cached(name, data_dir, partial(_open, name, layout, root, files))
+        else:
             return _open(name, layout, root, files)
-        with alone(cache):
-            if not cache.exists():
-                _write(cache, _open(name, layout, root, files))
-        return _open(name, _CACHE, root, [cache])
-    failure = "there is no download, or it is not allowed"
+    failure = "there is no download"
     if fetch is not None:
         try:
-            _download(name, cache, layouts[0], fetch)
-            return _open(name, _CACHE, root, [cache])
+            return cached(name, data_dir, partial(_downloaded, name, layouts[0], fetch, root))
         except Exception as error:  # any error of network or disk is reported below
             failure = f"the download failed with {type(error).__name__}: {error}"
-    places = ", ".join(map(str, absent))
-    raise DataError(f"{name} was not found: looked for {places}; {failure}. {remedy} to {root.resolve()}")
+    raise DataError(f"{name} was not found: looked for {', '.join(absent)}; {failure}. {remedy} to {root.resolve()}")
 
 
 def cached(name: str, data_dir: Folder, make: Callable[[], Arrays]) -> Arrays:
     """Read ``<data_dir>/<name>.npz``; if it does not exist, one process creates it with ``make``.
 
     Raises:
+        ConfigError: the cache does not fit into memory.
         DataError: the cache cannot be written or is damaged; or raised by ``make``.
     """
     cache = Path(data_dir) / f"{name}.npz"
-    if not cache.exists():
-        try:
-            cache.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(f"cannot write {cache}: {error}. Free some space or choose another data_dir") from error
-        with alone(cache):
-            if not cache.exists():
-                _write(cache, make())
+
+    def write() -> None:
+        arrays = make()
+        write_npz(cache, {field: getattr(arrays, field) for field in FIELDS})
+        _log.info("wrote %s", cache)
+
+    made_once(cache, write)
     return _open(name, _CACHE, cache.parent, [cache])
 
 
@@ -215,30 +219,28 @@ def channel_moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...
     return tuple(means.round(6).tolist()), tuple(np.where(rounded > 0, rounded, 1.0).tolist())
 
 
-def _download(name: str, cache: Path, layout: FileLayout, fetch: Callable[[Path], object]) -> None:
+def _downloaded(name: str, layout: FileLayout, fetch: Callable[[Path], object], root: Path) -> Arrays:
     timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(30)  # otherwise a firewall that drops packets blocks forever
     try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        with alone(cache):
-            if cache.exists():
-                return
-            _log.info("downloading %s", name)
-            with tempfile.TemporaryDirectory(dir=cache.parent, prefix=f".{name}-") as folder:
-                fetch(Path(folder))
-                _write(cache, _open(name, layout, Path(folder), [Path(folder, file) for file in layout.files]))
+        _log.info("downloading %s", name)
+        with tempfile.TemporaryDirectory(dir=root, prefix=f".{name}-") as folder:
+            fetch(Path(folder))
+            return _open(name, layout, Path(folder), [Path(folder, file) for file in layout.files])
     finally:
         socket.setdefaulttimeout(timeout)
 
 
 def _open(name: str, layout: FileLayout, root: Path, files: list[Path]) -> Arrays:
     try:
+        digests = {file.name: sha256_of(file) for file in files}  # first: a pipe would never end
         train_images, train_labels, test_images, test_labels, names = layout.read(root, files)
-        digests = {file.name: sha256_of(file) for file in files}
         arrays = Arrays(train_images, train_labels, test_images, test_labels, tuple(names), digests)
-        found = tuple(tuple(np.bincount(labels).tolist()) for labels in (train_labels, test_labels))
+        found = tuple(tuple(np.bincount(labels).tolist()) for labels in (arrays.train_labels, arrays.test_labels))
         if found != (counts := CLASS_COUNTS.get(name.split("-")[0], found)):
             raise DataError(f"the training and test images per class are {found} instead of {counts}")
+    except ConfigError:
+        raise
     except Exception as error:  # each format's library has its own exceptions
         raise DataError(
             f"{name}: {files[0]} (file 1 of {len(files)}) is damaged or not the published data set: "
@@ -247,27 +249,21 @@ def _open(name: str, layout: FileLayout, root: Path, files: list[Path]) -> Array
     return arrays
 
 
-def _write(cache: Path, arrays: Arrays) -> None:
-    fields = ("train_images", "train_labels", "test_images", "test_labels", "class_names")
-    write_npz(cache, {field: getattr(arrays, field) for field in fields})
-    _log.info("wrote %s", cache)
-
-
 def _read_cache(root: Path, files: list[Path]) -> Content:
-    with np.load(files[0], allow_pickle=False) as data:
-        train, test = ((data[f"{part}_images"], data[f"{part}_labels"]) for part in ("train", "test"))
-        return *train, *test, data["class_names"].tolist()
+    data = read_npz(files[0], FIELDS)
+    train_images, train_labels, test_images, test_labels, names = (data[field] for field in FIELDS)
+    return train_images, train_labels, test_images, test_labels, names.tolist()
 
 
 _CACHE = FileLayout(("{name}.npz",), _read_cache)
 
 
 def sha256_of(file: Path) -> str:
-    """SHA-256 in hex of a file's bytes, or of the sorted names of the images in a folder."""
+    """SHA-256 in hex of a regular file's bytes, or of the sorted names of the images in a folder."""
     if file.is_dir():
         names = sorted(str(image.relative_to(file)) for image in file.rglob("*.*"))
         return hashlib.sha256("\n".join(names).encode()).hexdigest()
-    with file.open("rb") as stream:
+    with open(file, "rb", opener=regular) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -277,7 +273,7 @@ def digits() -> Arrays:
     Grey levels 0..16 are mapped to 0..255, 8x8 pixels are enlarged to 32x32 (Pillow, bilinear). Sorted stably by class,
     every fifth image is a test image: a fixed, stratified split, in original order within both parts.
     """
-    file = _digits_file()
+    file = Path(str(distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")))
     images, target, digest = _enlarged_digits(file)
     by_class = np.argsort(target, kind="stable")
     test = np.zeros(len(images), dtype=bool)
@@ -295,26 +291,19 @@ def _enlarged_digits(file: Path) -> tuple[Images, NDArray[np.int64], str]:
     return images, target, sha256_of(file)
 
 
-def _digits_file() -> Path:
-    """Find the file of ``sklearn.datasets.load_digits``; importing scikit-learn would take as long as a round."""
-    spec = importlib.util.find_spec("sklearn")
-    if spec is None or spec.origin is None:
-        raise DataError("digits: these images are part of scikit-learn, which is not installed; install it")
-    return Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
-
-
-def cifar10(data_dir: Folder, download: bool = True) -> Arrays:
+def cifar10(data_dir: Folder) -> Arrays:
     """Read CIFAR-10, 50 000 + 10 000 images 32x32x3 in the order of the official batches."""
     files = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
-    return _cifar("CIFAR10", "cifar-10-batches-py", files, data_dir, download)
+    return _cifar("CIFAR10", "cifar-10-batches-py", files, data_dir)
 
 
-def cifar100(data_dir: Folder, download: bool = True) -> Arrays:
+def cifar100(data_dir: Folder) -> Arrays:
     """Read CIFAR-100 with its 100 fine labels, 50 000 + 10 000 images 32x32x3 in the official order."""
-    return _cifar("CIFAR100", "cifar-100-python", ("train", "test", "meta"), data_dir, download)
+    return _cifar("CIFAR100", "cifar-100-python", ("train", "test", "meta"), data_dir)
 
 
-def _cifar(kind: str, folder: str, files: tuple[str, ...], data_dir: Folder, download: bool) -> Arrays:
+def _cifar(kind: str, folder: str, files: tuple[str, ...], data_dir: Folder) -> Arrays:
+    """The files are pickles: torchvision opens them only if their MD5 is the published one."""
     from torchvision import datasets
 
     make = getattr(datasets, kind)
@@ -327,17 +316,17 @@ def _cifar(kind: str, folder: str, files: tuple[str, ...], data_dir: Folder, dow
         kind.lower(),
         data_dir,
         [FileLayout(tuple(f"{folder}/{file}" for file in files), read)],
-        (lambda root: make(root, download=True)) if download else None,
+        lambda root: make(root, download=True),
         f"Run torchvision.datasets.{kind}('.', download=True) where there is a network and copy {folder}",
     )
 
 
-def svhn(data_dir: Folder, download: bool = True) -> Arrays:
+def svhn(data_dir: Folder) -> Arrays:
     """Read SVHN's train and test images, 73 257 + 26 032 of 32x32x3, without "extra"; digit 0 is class 0."""
-    from torchvision import datasets
+    from torchvision.datasets import SVHN
 
     def read(root: Path, files: list[Path]) -> Content:
-        train, test = (datasets.SVHN(root, split) for split in ("train", "test"))
+        train, test = (SVHN(root, split) for split in ("train", "test"))
         images = [part.data.transpose(0, 2, 3, 1) for part in (train, test)]
         return images[0], train.labels, images[1], test.labels, "0123456789"
 
@@ -345,67 +334,40 @@ def svhn(data_dir: Folder, download: bool = True) -> Arrays:
         "svhn",
         data_dir,
         [FileLayout(("train_32x32.mat", "test_32x32.mat"), read)],
-        (lambda root: [datasets.SVHN(root, split, download=True) for split in ("train", "test")]) if download else None,
+        lambda root: [SVHN(root, split, download=True) for split in ("train", "test")],
         "Run torchvision.datasets.SVHN('.', split, download=True) for the splits 'train' and 'test' where "
         "there is a network and copy the two .mat files",
     )
 
 
-def mnist(data_dir: Folder, download: bool = True) -> Arrays:
+def mnist(data_dir: Folder) -> Arrays:
     """Read MNIST, 60 000 + 10 000 images 28x28x1 in original order; the files' content must be the published one."""
-    return _mnist(
-        "mnist",
-        "MNIST",
-        ["MNIST/raw/{}-ubyte", "MNIST/raw/{}-ubyte.gz"],
-        tuple("0123456789"),
-        download,
-        data_dir,
-        "Run torchvision.datasets.MNIST('.', download=True) where there is a network and copy MNIST",
-        MNIST_MD5,
-    )
+    return _mnist("MNIST", data_dir, tuple("0123456789"), MNIST_MD5)
 
 
-def fashion_mnist(data_dir: Folder, download: bool = True) -> Arrays:
+def fashion_mnist(data_dir: Folder) -> Arrays:
     """Read Fashion-MNIST, 60 000 + 10 000 images 28x28x1 in original order; also finds Debian's package."""
-    from torchvision import datasets
+    from torchvision.datasets import FashionMNIST
 
-    return _mnist(
-        "fashion_mnist",
-        "FashionMNIST",
-        [
-            "FashionMNIST/raw/{}-ubyte",
-            "FashionMNIST/raw/{}-ubyte.gz",
-            DEBIAN_FASHION_MNIST + "/{}-ubyte.gz",
-        ],
-        datasets.FashionMNIST.classes,
-        download,
-        data_dir,
-        "Install Debian's package dataset-fashion-mnist, or run torchvision.datasets.FashionMNIST('.', "
-        "download=True) where there is a network and copy FashionMNIST",
-    )
+    debian = [DEBIAN_FASHION_MNIST + "/{}-ubyte.gz"]
+    return _mnist("FashionMNIST", data_dir, FashionMNIST.classes, more=debian)
 
 
 def _mnist(
-    name: str,
     kind: str,
-    places: Sequence[str],
-    classes: Sequence[str],
-    download: bool,
     data_dir: Folder,
-    remedy: str,
+    classes: Sequence[str],
     md5: Mapping[str, str] = MappingProxyType({}),
+    more: Sequence[str] = (),
 ) -> Arrays:
     """Read a data set in MNIST's four files, gzipped or not.
 
     Args:
-        name: see ``load``.
         kind: torchvision's class, which downloads it.
-        places: where a file may lie, with ``{}`` for the part.
-        classes: the classes' names.
-        download: whether to download it.
         data_dir: see ``load``.
-        remedy: see ``load``.
+        classes: the classes' names.
         md5: MD5 of the files' content by part, where it is checked.
+        more: where else a file may lie, with ``{}`` for the part.
     """
     from torchvision import datasets
 
@@ -413,18 +375,19 @@ def _mnist(
         arrays = [_idx(file, md5.get(part)) for file, part in zip(files, MNIST_MD5, strict=True)]
         return arrays[0][..., None], arrays[1], arrays[2][..., None], arrays[3], classes
 
+    places = [f"{kind}/raw/{{}}-ubyte", f"{kind}/raw/{{}}-ubyte.gz", *more]
     return load(
-        name,
+        kind.lower().replace("fashion", "fashion_"),
         data_dir,
         [FileLayout(tuple(place.format(part) for part in MNIST_MD5), read) for place in places],
-        (lambda root: getattr(datasets, kind)(root, download=True)) if download else None,
-        remedy,
+        lambda root: getattr(datasets, kind)(root, download=True),
+        f"Run torchvision.datasets.{kind}('.', download=True) where there is a network and copy {kind}",
     )
 
 
-def _idx(file: Path, md5: str | None = None) -> NDArray[np.uint8]:
+def _idx(file: Path, md5: str | None) -> NDArray[np.uint8]:
     """Read an IDX file of bytes, gzipped or not; its content must have the MD5, if one is given."""
-    data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    data = gzip.decompress(read_bytes(file)) if file.suffix == ".gz" else read_bytes(file)
     if md5 and (found := hashlib.md5(data, usedforsecurity=False).hexdigest()) != md5:
         raise DataError(f"the content of {file.name} has the MD5 {found} instead of {md5}")
     start, kind, axes = struct.unpack_from(">HBB", data)
@@ -443,17 +406,21 @@ def isic2018(data_dir: Folder, resize: int = 250, test_resize: int = 224) -> Arr
     """
 
     def read(root: Path, files: list[Path]) -> Content:
-        with files[0].open(newline="", encoding="utf-8") as stream:
-            rows = [(row["image_id"], ISIC_CLASSES.index(row["dx"])) for row in csv.DictReader(stream)]
+        rows = list(csv.DictReader(read_bytes(files[0]).decode().splitlines()))
+        labels = np.array([ISIC_CLASSES.index(row["dx"]) for row in rows])
         images = {file.stem: file for file in files[0].parent.rglob("*.jpg")}
-        missing = [image_id for image_id, _ in rows if image_id not in images]
+        missing = [row["image_id"] for row in rows if row["image_id"] not in images]
         if missing:
             raise DataError(f"{len(missing)} of {len(rows)} images are missing, first {missing[0]}.jpg")
-        content: list[Any] = []
-        for part, side in zip(isic_split(len(rows)), (resize, test_resize), strict=True):
-            content.append(squares([images[rows[i][0]] for i in part], side))
-            content.append(np.array([rows[i][1] for i in part]))
-        return *content, ISIC_CLASSES
+        train, test = isic_split(len(rows))
+        pictures = [images[row["image_id"]] for row in rows]
+        return (
+            squares([pictures[i] for i in train], resize),
+            labels[train],
+            squares([pictures[i] for i in test], test_resize),
+            labels[test],
+            ISIC_CLASSES,
+        )
 
     return load(
         f"isic2018-{resize}-{test_resize}",
@@ -485,6 +452,11 @@ def random_split(arrays: Arrays, seed: int, share: float = 0.8) -> Arrays:
     labels = np.concatenate([arrays.train_labels, arrays.test_labels])
     order = np.random.RandomState(seed).permutation(len(labels))
     train, test = np.split(order, [int(share * len(labels))])
+    return dealt(arrays, images, labels, train, test)
+
+
+def dealt(arrays: Arrays, images: Images | Vectors, labels: NDArray[np.int64], train: Any, test: Any) -> Arrays:
+    """The arrays with other images: those at the positions (or in the masks) ``train`` and ``test``."""
     return replace(
         arrays,
         train_images=images[train],
@@ -504,11 +476,18 @@ def isic_split(num_images: int) -> tuple[list[int], list[int]]:
     return rows[: num_images * 4 // 5], rows[num_images * 4 // 5 :]
 
 
+@contextmanager
+def opened(file: Path) -> Iterator[ImageFile.ImageFile]:
+    """Open a PNG or JPEG file; no other kind, whatever its name says, and no pipe."""
+    with open(file, "rb", opener=regular) as stream, Image.open(stream, formats=FORMATS) as image:
+        yield image
+
+
 def squares(files: Sequence[Path], side: int) -> Images:
-    """Decode image files to uint8 [N, side, side, 3], resized bilinearly if needed."""
+    """Decode PNG or JPEG files to uint8 [N, side, side, 3], resized bilinearly if needed."""
     images = np.empty((len(files), side, side, 3), dtype=np.uint8)
     for position, file in enumerate(files):
-        with Image.open(file) as image:
+        with opened(file) as image:
             images[position] = _square(image, side)
     return images
 

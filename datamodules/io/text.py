@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datamodules.common.errors import DataError
-from datamodules.common.files import alone
-from datamodules.io.npz import write_npz
+from datamodules.common.files import made_once
+from datamodules.io.npz import read_npz, write_npz
 
 Features = NDArray[np.float32]
 Encoder = Callable[[Sequence[str]], Features]
@@ -85,24 +85,18 @@ def features(kind: str, texts: Sequence[str], folder: Path, device: torch.device
     """Return feature vectors float32 [N, d] of the texts and their cache file; one process computes, others wait.
 
     Raises:
+        ConfigError: the features do not fit into memory.
         DataError: the encoder cannot be loaded, or the file cannot be read or written.
     """
     path = cache(kind, texts, folder)
-    if not path.exists():
-        with alone(path):
-            if not path.exists():
-                _compute(kind, texts, path, device)
-    try:
-        with np.load(path, allow_pickle=False) as data:
-            return data["features"], path
-    except Exception as error:  # damaged archives raise many exceptions
-        raise DataError(f"{path} is damaged ({error}); delete it to have it recomputed") from error
 
+    def compute() -> None:
+        encode = load(kind, device)
+        _log.info("computing features of %d texts with %s (only once); it may take a while", len(texts), ENCODERS[kind])
+        write_npz(path, {"features": encode(texts)})
 
-def _compute(kind: str, texts: Sequence[str], path: Path, device: torch.device) -> None:
-    encode = load(kind, device)
-    _log.info("computing features of %d texts with %s (only once); this may take a while", len(texts), ENCODERS[kind])
-    write_npz(path, {"features": encode(texts)})
+    made_once(path, compute)
+    return read_npz(path, remedy="Delete it to have it recomputed")["features"], path
 
 
 def cache(kind: str, texts: Sequence[str], folder: Path) -> Path:

@@ -3,17 +3,17 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from datamodules.common.errors import DataError
-from datamodules.common.files import write_atomic
+from datamodules.common.files import read_bytes, write_atomic
 from datamodules.partition.lists import Lists, Positions
 
 Role = Literal["labelled", "unlabelled", "all"]
@@ -75,45 +75,30 @@ class Partition:
             DataError: a position does not exist, a sample has two owners or two roles, or a pool contains a sample
                 twice, contains one of the other kind, or misses one that a client has.
         """
-        labelled, unlabelled = Lists.of(self.labelled), Lists.of(self.unlabelled)
-        drawn = () if self.labelled_pool is None else (("the labelled pool", self.labelled_pool),)
-        whole = (("the server", self.server), ("the pool", self.pool), *drawn)
-        for name, part in (("labelled", labelled.flat), ("unlabelled", unlabelled.flat), *whole):
-            outside = np.flatnonzero((part < 0) | (part >= num_samples))
-            if len(outside):
-                lists = {"labelled": labelled, "unlabelled": unlabelled}.get(name)
-                to = name if lists is None else f"client {lists.owners[outside[0]]} ({name})"
-                raise DataError(
-                    f"the partition was made for another data set: it assigns position {part[outside[0]]} to {to}, "
-                    f"but there are {num_samples} samples"
-                )
-        with_label = _counts([labelled.flat, self.server], num_samples)
-        without = _counts([unlabelled.flat], num_samples)
-        twice = np.flatnonzero(with_label + without > 1)
-        if len(twice):
-            names = [f"client {k} (labelled)" for k in labelled.owners[labelled.flat == twice[0]]]
-            names += ["the server"] * int(np.count_nonzero(self.server == twice[0]))
-            names += [f"client {k} (unlabelled)" for k in unlabelled.owners[unlabelled.flat == twice[0]]]
-            raise DataError(f"the partition assigns sample {twice[0]} twice: to {' and to '.join(names)}")
-        in_pool = _counts([self.pool], num_samples)
-        _check_pool(
-            "unlabelled",
-            {
-                "twice": in_pool > 1,
-                "although it is labelled": in_pool * with_label > 0,
-                "not at all, but a client has it": in_pool < without,
-            },
-        )
-        if self.labelled_pool is not None:
-            in_labelled_pool = _counts([self.labelled_pool], num_samples)
-            _check_pool(
-                "labelled",
-                {
-                    "twice": in_labelled_pool > 1,
-                    "although the unlabelled pool holds it too": in_labelled_pool * in_pool > 0,
-                    "not at all, but a client has it": in_labelled_pool < _counts([labelled.flat], num_samples),
-                },
+        labelled, unlabelled = Lists.of(self.labelled).flat, Lists.of(self.unlabelled).flat
+        drawn = labelled if self.labelled_pool is None else self.labelled_pool
+        every = np.concatenate([labelled, unlabelled, self.server, self.pool, drawn])
+        outside = every[(every < 0) | (every >= num_samples)]
+        if len(outside):
+            raise DataError(
+                f"the partition was made for another data set: it assigns position {outside[0]}, but there are "
+                f"{num_samples} samples"
             )
+        own, others, server, pool, all_drawn = (
+            np.bincount(part, minlength=num_samples) for part in (labelled, unlabelled, self.server, self.pool, drawn)
+        )
+        problems = {
+            "assigns sample {} twice": own + others + server > 1,
+            "has sample {} in the unlabelled pool twice": pool > 1,
+            "has sample {} in the unlabelled pool, although it is labelled": pool * (own + server) > 0,
+            "does not have sample {} in the unlabelled pool, but a client has it": pool < others,
+            "has sample {} in the labelled pool twice": all_drawn > 1,
+            "has sample {} in both pools": all_drawn * pool > 0,
+            "does not have sample {} in the labelled pool, but a client has it": all_drawn < own,
+        }
+        for problem, wrong in problems.items():
+            if wrong.any():
+                raise DataError(f"the partition {problem.format(np.flatnonzero(wrong)[0])}")
 
     def histogram(self, labels: ArrayLike, num_classes: int, role: Role = "all") -> Positions:
         """Return each client's class counts, int64 [clients, classes], given the training set's labels [N]."""
@@ -169,7 +154,7 @@ class Partition:
             DataError: the file is missing or damaged, or the partition was made for another data set.
         """
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            content = json.loads(read_bytes(Path(path)))
             if content["format"] != _FORMAT:
                 raise DataError(f"its format is {content['format']!r}, expected {_FORMAT!r}")
             owned = {field: content[field] for field in ("labelled", "unlabelled", "server", "pool")}
@@ -187,13 +172,6 @@ class Partition:
         return partition
 
 
-def _check_pool(name: str, problems: Mapping[str, NDArray[np.bool_]]) -> None:
-    """Check that no sample has a problem with this pool, given as a mask over all samples."""
-    for problem, wrong in problems.items():
-        if wrong.any():
-            raise DataError(f"the partition's {name} pool holds sample {np.flatnonzero(wrong)[0]} {problem}")
-
-
 def _digest(labels: ArrayLike) -> str:
     """SHA-256 of labels as little-endian int64."""
     return hashlib.sha256(np.asarray(labels).astype("<i8").tobytes()).hexdigest()
@@ -206,7 +184,7 @@ def stored_hash(path: str | os.PathLike[str]) -> str:
         DataError: the file is missing or damaged.
     """
     try:
-        return str(json.loads(Path(path).read_text(encoding="utf-8"))["hash"])
+        return str(json.loads(read_bytes(Path(path)))["hash"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"cannot read the partition file {path}: {type(error).__name__}: {error}") from error
 
@@ -265,10 +243,6 @@ def unlabelled_sets(partition: Partition, union_mode: Union = "none") -> Lists:
         places = (ascending[np.searchsorted(stored, part, sorter=ascending)] for part in partition.labelled)
         front = [partition.pool[place] for place in places]
     return Lists.of([np.concatenate(pair) for pair in zip(front, partition.unlabelled, strict=True)])
-
-
-def _counts(parts: Sequence[Positions], num_samples: int) -> Positions:
-    return np.bincount(np.concatenate(parts), minlength=num_samples)
 
 
 def _positions(values: ArrayLike) -> Positions:

@@ -104,7 +104,7 @@ def test_images_are_resized_to_squares_as_pillow_does(tmp_path, monkeypatch):
         (lambda folder, image: image.write_bytes(b"rubbish"), "UnidentifiedImageError: .*ISIC_"),
         (
             lambda folder, image: (folder / "HAM10000_metadata.csv").write_text("image,label\n1,nv\n"),
-            "KeyError: 'image_id'",
+            "KeyError",
         ),
         (
             lambda folder, image: (folder / "HAM10000_metadata.csv").write_text("image_id,dx\n1,cat\n"),

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from datamodules.common.errors import DataError
-from datamodules.common.files import LEFT_S, alone, named, sweep, temporary_name, write_atomic
+from datamodules.common.files import made_once, named, write_atomic
 
 
 def test_a_full_disk_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch):
@@ -31,50 +31,36 @@ def test_an_error_that_names_a_file_keeps_it(tmp_path):
 
 def test_what_killed_writers_left_is_swept_after_an_hour(tmp_path):
     """Files of others, those of writers that may be alive, and whatever a user calls similarly stay."""
-    path = tmp_path / "a[1].json"
-    left = [tmp_path / name for name in (".a[1].json.4711.tmp", ".a[1].json.4712")]
-    left.append(temporary_name(path))
-    kept = [
-        tmp_path / name for name in (".a[1].json.bak", ".a1.json.4711.tmp", ".b.json.4711.tmp", "a[1].json.4711.tmp")
-    ]
+    left = [tmp_path / name for name in (".a[1].json.4711.tmp", ".a[1].json.4712", ".a[1].json.4712-0a1b.tmp")]
+    kept = [tmp_path / name for name in (".a[1].json.bak", ".a1.json.4711.tmp", ".b.json.4711.tmp")]
     young = tmp_path / ".a[1].json.4713.tmp"
     for file in (*left, *kept, young):
         file.write_text("x")
         os.utime(file, (0, 0) if file != young else None)
-    write_atomic(path, "whole")
-    assert set(tmp_path.iterdir()) == {path, young, *kept}
-    os.utime(young, (young.stat().st_mtime - LEFT_S - 1,) * 2)
-    sweep(path)
-    assert set(tmp_path.iterdir()) == {path, *kept}
-
-
-def test_temporary_names_differ_within_a_process_id(tmp_path):
-    """In containers all writers may have the same one."""
-    assert temporary_name(tmp_path / "a") != temporary_name(tmp_path / "a")
+    write_atomic(tmp_path / "a[1].json", "whole")
+    assert set(tmp_path.iterdir()) == {tmp_path / "a[1].json", young, *kept}
 
 
 def test_one_makes_a_file_and_the_others_find_it(tmp_path):
-    path, made, started = tmp_path / "cache", [], threading.Barrier(4)
+    path, made, started = tmp_path / "new" / "cache", [], threading.Barrier(4)
 
     def make(number):
-        started.wait()
-        with alone(path):
-            if not path.exists():
-                made.append(number)
-                path.write_text("whole")
+        made.append(number)
+        path.write_text("whole")
 
-    threads = [threading.Thread(target=make, args=(number,)) for number in range(4)]
+    def want(number):
+        started.wait()
+        made_once(path, lambda: make(number))
+
+    threads = [threading.Thread(target=want, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(made) == 1 and list(tmp_path.iterdir()) == [path]
+    assert len(made) == 1 and list(path.parent.iterdir()) == [path]
 
 
 def test_a_folder_where_nothing_can_be_made(tmp_path):
     (tmp_path / "file").write_text("no folder")
-    with (
-        pytest.raises(DataError, match=r"cannot write .*file/cache: .* choose another data_dir"),
-        alone(tmp_path / "file" / "cache"),
-    ):
-        pass
+    with pytest.raises(DataError, match=r"cannot write .*file/cache: .* choose another data_dir"):
+        made_once(tmp_path / "file" / "cache", lambda: None)

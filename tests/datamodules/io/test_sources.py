@@ -138,8 +138,7 @@ def test_the_cache_comes_first(tmp_path, read):
     ("damage", "message"),
     [
         (lambda path: path.write_bytes(path.read_bytes()[:2000]), "BadZipFile"),
-        (lambda path: path.write_bytes(b"rubbish"), "ValueError"),
-        (lambda path: path.write_bytes(b""), "EOFError"),
+        (lambda path: path.write_bytes(b""), "BadZipFile"),
         (lambda path: save(path, test_labels=None), "KeyError: .*test_labels"),
         (lambda path: save(path, class_names=("a", "b")), r"train labels must lie in 0\.\.1"),
         (lambda path: save(path, class_names=np.array(["a", "b", None])), "ValueError: Object arrays"),
@@ -369,7 +368,7 @@ def test_a_process_that_waited_for_a_download_takes_it(tmp_path, monkeypatch):
         (
             sources.fashion_mnist,
             ["fashion_mnist.npz", "FashionMNIST/raw/train-images", "/fashion-mnist/"],
-            "Debian",
+            "copy FashionMNIST",
         ),
         (sources.mnist, ["mnist.npz", "MNIST/raw/train-images"], "copy MNIST"),
     ],
@@ -382,8 +381,6 @@ def test_nothing_found_gives_one_error_with_places_reason_and_remedy(tmp_path, m
     assert message.startswith(f"{read.__name__} was not found: looked for {tmp_path}")
     assert all(place in message for place in [*places, remedy, str(tmp_path), "no network"])
     assert not list(tmp_path.iterdir())
-    with pytest.raises(DataError, match="there is no download, or it is not allowed"):
-        read(tmp_path, download=False)
 
 
 @pytest.mark.usefixtures("counts", "offline")
