@@ -8,7 +8,7 @@ A client's visit is a fit: the hooks of Lightning's ``Trainer.fit`` are called i
 over the same batches takes the same steps.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, cast
@@ -104,6 +104,9 @@ class FedMethod(L.LightningModule):
 
     scopes: ClassVar[Mapping[str, Scope]] = {}
     """Name prefix of registered tensors -> scope; what no prefix matches is ``shared``."""
+
+    retired: ClassVar[Mapping[str, Any]] = {}
+    """Arguments that a class no longer has -> the one value that a configuration may still give them, as older ones do."""
 
     views: Mapping[str, Mapping[str, str]] = {"labelled": {"x": "weak"}}
     """Stream (``labelled``, ``unlabelled``) -> batch field -> view of the data's pipeline."""
@@ -214,12 +217,21 @@ class FedMethod(L.LightningModule):
     def configure_optimizers(self) -> Any:
         """The optimisers of a visit, in any of Lightning's forms; called anew for each.
 
-        Default: SGD over ``self.model``, as all the papers here but one use.
+        Default: ``make_optimizer`` over ``self.model``.
+        """
+        return self.make_optimizer(self.model.parameters())
+
+    def make_optimizer(self, parameters: Iterable[Tensor], lr: float | None = None) -> torch.optim.Optimizer:
+        """SGD, as all the papers here but one use, with the method's hyperparameters.
+
+        Args:
+            parameters: what it trains.
+            lr: its rate; default: ``learning_rate``.
         """
         h = self.hparams
         return torch.optim.SGD(
-            self.model.parameters(),
-            lr=self.learning_rate(),
+            parameters,
+            lr=self.learning_rate() if lr is None else lr,
             momentum=h.momentum,
             nesterov=h.nesterov,
             weight_decay=h.weight_decay,

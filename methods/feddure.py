@@ -144,8 +144,11 @@ class FedDure(LocalSSL):
 
     def pseudo_loss(self, z: Tensor, y_hat: Tensor) -> Tensor:
         """C-reg's loss on pseudo-labels, ``1/N sum_i h_i CE(y_hat_i, z_i)``, as a function of its logits z."""
-        losses = F.cross_entropy(z, y_hat, reduction="none")
-        return (self.image_weights(z) * losses).sum() / len(losses)
+        return self.weighted(F.cross_entropy(z, y_hat, reduction="none"), self.image_weights(z))
+
+    def weighted(self, losses: Tensor, weights: Tensor) -> Tensor:
+        """Combine the images' losses ``[N]``: ``1/N sum_i w_i l_i``."""
+        return (weights * losses).sum() / len(losses)
 
     def look_ahead_loss(self, net: nn.Module, u_s: Tensor, z: Tensor, y_hat: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Eqs. 4, 5: a number whose gradient in w is that of ``CE(y, f_d(x; phi^-))``.
@@ -166,7 +169,7 @@ class FedDure(LocalSSL):
         m = self.image_weights(out["strong"]).detach()
         self.tally("freg/m", m.mean())
         self.tally("freg/m_squared", m.square().mean())
-        return (m * certain * losses).sum() / len(losses)
+        return self.weighted(certain * losses, m)
 
     def feedback(self, d: Tensor, y_hat: Tensor, out: Mapping[str, Tensor], y: Tensor) -> Tensor:
         """Eq. 8: the loss whose gradient is g_d; logs d and the norms of g_s and g_d at the logits."""

@@ -130,7 +130,7 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         w_star = self.perturbed(w, gradients(self.scaled(loss_p), w, retain_graph=True), h.rho)  # Eq. 12
         loss = h.lambda_u * self.adaptive_loss(losses, high) + self.labelled_loss(batch)
         logits_star = wide(functional_call(self.model, w_star, (x,)))
-        loss_cs = self.consistency(logits.detach(), logits_star, y, high)  # Eq. 13
+        loss_cs = self.consistency(samples, logits.detach(), logits_star)  # Eq. 13
 
         slopes, slopes_star = gradients(self.scaled(loss), w), gradients(self.scaled(h.w_cs * loss_cs), w_star)
         for name in slopes:
@@ -153,9 +153,9 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
             return 0.0
         return F.cross_entropy(wide(self(batch["labelled"]["x"])), batch["labelled"]["y"])
 
-    def consistency(self, target: Tensor, logits: Tensor, y: Tensor, high: Tensor) -> Tensor:
+    def consistency(self, samples: Tensors, target: Tensor, logits: Tensor) -> Tensor:
         """L_cs: KL(prediction at W || prediction at W*) of the highly confident samples, over the batch size."""
-        return (divergence(target, logits) * high).mean()
+        return (divergence(target, logits) * samples["high"]).mean()
 
     def make_upload(self, client: Site) -> Upload | None:
         """Return the model and, for LSAA, the client's mean confidence."""

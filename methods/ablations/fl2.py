@@ -1,15 +1,17 @@
 """Variants of (FL)2's step: the curves of Fig. 4, and the paper's version where the released code differs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
+from datamodules.base import FSSLDataModule
 from methods.base import Batch, Site, Stream
 from methods.fl2 import FL2, Tensors, divergence, gradients, joint_norm, moved
 from methods.parts.losses import masked_mean
+from methods.parts.static_norms import LABELLED_BATCH
 from methods.parts.tensors import set_gradient, wide
 
 
@@ -34,9 +36,9 @@ class CorrectlyLabelled(FL2):
 class CATWithSAM(CorrectlyLabelled):
     """Fig. 4, CAT+SAM: L_p(W*) replaces the KL divergence beside L_a(W); the paper does not say how they combine."""
 
-    def consistency(self, target: Tensor, logits: Tensor, y: Tensor, high: Tensor) -> Tensor:
+    def consistency(self, samples: Tensors, target: Tensor, logits: Tensor) -> Tensor:
         """L_p at W*."""
-        return masked_mean(F.cross_entropy(logits, y, reduction="none"), high)
+        return masked_mean(F.cross_entropy(logits, samples["y"], reduction="none"), samples["high"])
 
 
 class CATWithSAMInstead(CATWithSAM):
@@ -53,6 +55,30 @@ class PlainSAM(FL2):
     def perturbed(self, weights: Tensors, slopes: Tensors, rho: float) -> dict[str, Tensor]:
         """See ``sam``."""
         return moved(weights, sam(weights, slopes, rho))
+
+
+class WeakTarget(FL2):
+    """The target of L_cs (Eq. 13) is the prediction at W of the weak view, which the released code computes, then drops."""
+
+    def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
+        """Return the streams of ``FL2`` with a weak view beside the strong one."""
+        made = super().pseudo_labelled(client, probabilities)
+        made["unlabelled"].views = {"weak": "weak", "strong": "strong"}
+        return made
+
+    def consistency(self, samples: Tensors, target: Tensor, logits: Tensor) -> Tensor:
+        """L_cs against the weak view."""
+        with torch.no_grad():
+            weak = wide(self(samples["weak"]))
+        return super().consistency(samples, weak, logits)
+
+
+class ServerStatistics(FL2):
+    """Statistics of batch norm are those of the server's labelled images alone."""
+
+    def norm_batches(self, data: FSSLDataModule) -> Iterator[Tensor]:
+        """Yield the positions of these images, batch by batch."""
+        return iter(torch.split(data.server.labelled, LABELLED_BATCH))
 
 
 class AsWritten(FL2):

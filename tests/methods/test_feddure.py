@@ -27,11 +27,25 @@ from feddure_steps import (
     toy_method,
 )
 from federations import contract_federation, rounds_until, visited
-from methods.ablations.feddure import AsWritten, Released, WithoutCReg, WithoutFReg
+from methods.ablations.feddure import (
+    AsWritten,
+    DifferentiableWeights,
+    FRegOnLogits,
+    NormalisedWeights,
+    Released,
+    WithoutCReg,
+    WithoutFReg,
+)
 from methods.base import Visit
 from methods.feddure import FedDure, WeightNet
 
-FLAGS = {("softmax", True, "none"): FedDure, ("logits", False, "none"): AsWritten}
+FLAGS = {
+    ("softmax", True, "none"): FedDure,
+    ("logits", True, "none"): FRegOnLogits,
+    ("softmax", False, "none"): DifferentiableWeights,
+    ("logits", False, "none"): AsWritten,
+    ("softmax", True, "sum"): NormalisedWeights,
+}
 READINGS = [(case, FLAGS[flags]) for case in CASES if (flags := tuple(case["flags"].values())) in FLAGS]
 
 
@@ -69,7 +83,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"cls": Released},
     {"cls": Released, "warmup_steps": 3},
     {"cls": Released, "creg_wait": 0},
-    {"cls": AsWritten},
+    *({"cls": cls} for cls in FLAGS.values() if cls is not FedDure),
 ]
 
 

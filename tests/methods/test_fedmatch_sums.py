@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from methods import models
-from methods.fedmatch import Additive, FedMatch, flat, pairs, psi_names, sparse, unflat
+from methods.fedmatch import FedMatch
 from methods.models.norm import StaticBatchNorm2d, reestimate
+from methods.parts.additive import Additive, pairs, psi_names
+from methods.parts.sparse import flat, sparse, unflat
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "resnet9_plain": {"width": 4},

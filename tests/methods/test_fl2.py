@@ -32,6 +32,8 @@ from methods.ablations.fl2 import (
     CATWithSAMInstead,
     CorrectlyLabelled,
     PlainSAM,
+    ServerStatistics,
+    WeakTarget,
     sam,
 )
 from methods.base import Visit
@@ -108,12 +110,14 @@ def slopes(method: FL2, loss: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(loss, list(method.model.parameters())))
 
 
-def released(method: FL2, samples: dict[str, Tensor], rho: float = 0.5, rule: Any = asam) -> list[Tensor]:
+def released(
+    method: FL2, samples: dict[str, Tensor], rho: float = 0.5, rule: Any = asam, target: str = "strong"
+) -> list[Tensor]:
     """The published order: target, L_p and climb, KL at W*, back, L_a; five passes, weights changed in place."""
     x, y, mask = samples["strong"], samples["y"], samples["high"].double()
     parameters = dict(method.model.named_parameters())
     with torch.no_grad():
-        wanted = method.model(x).softmax(dim=1)
+        wanted = method.model(samples[target]).softmax(dim=1)
     loss_p = (F.cross_entropy(method.model(x), y, reduction="none") * mask).sum() / mask.sum()
     slope = dict(zip(parameters, slopes(method, loss_p), strict=True))
     saved = {name: p.detach().clone() for name, p in parameters.items()}
@@ -131,12 +135,14 @@ def released(method: FL2, samples: dict[str, Tensor], rho: float = 0.5, rule: An
     return [a + b for a, b in zip(own, pulled, strict=True)]
 
 
-@pytest.mark.parametrize(("cls", "rule"), [(FL2, asam), (PlainSAM, sam)])
-def test_shared_forward_equals_the_five_passes(cls: type[FL2], rule: Any) -> None:
-    """Gradients agree in double precision, with either perturbation; weights are not touched."""
+@pytest.mark.parametrize(
+    ("cls", "rule", "target"), [(FL2, asam, "strong"), (PlainSAM, sam, "strong"), (WeakTarget, asam, "weak")]
+)
+def test_shared_forward_equals_the_five_passes(cls: type[FL2], rule: Any, target: str) -> None:
+    """Gradients agree in double precision, with either perturbation and either target; weights are not touched."""
     method, samples = method_and_batch(cls=cls)
     before = [p.detach().clone() for p in method.model.parameters()]
-    found, expected = step(method, samples), released(method, samples, rule=rule)
+    found, expected = step(method, samples), released(method, samples, rule=rule, target=target)
     torch.testing.assert_close(found, expected, **EXACT)
     plain = slopes(method, F.cross_entropy(method(samples["strong"]), samples["y"]))
     assert max(float((a - b).abs().max()) for a, b in zip(found, plain, strict=True)) > 1e-3
@@ -440,6 +446,7 @@ def test_each_switch_changes_the_run() -> None:
         {"cls": CATWithSAMInstead},
         {"cls": PlainSAM},
         {"cls": AsWritten},
+        {"cls": WeakTarget},
     ]
     found = [weights(**args) for args in alternatives]
     for i, first in enumerate(found):
@@ -469,3 +476,11 @@ def test_clients_send_their_mean_confidence() -> None:
             taus = [float(u.stats["tau"]) for u in uploads]
             weights = federation.method.weights(uploads)
             assert weights == pytest.approx([(1 - t) / sum(1 - u for u in taus) for t in taus])
+
+
+def test_statistics_of_the_servers_images_alone() -> None:
+    """In batches of ten, whoever takes part."""
+    data = few_data(4, scenario="server", num_labels=20)
+    batches = list(make_method(ServerStatistics).norm_batches(data))
+    assert [len(batch) for batch in batches] == [10, 10]
+    assert torch.equal(torch.cat(batches), data.server.labelled)
