@@ -27,9 +27,7 @@ from datamodules.views.batches import Batch, LocalWork, Pass, Stream
 from methods.models.backbone import Backbone
 from methods.models.norm import Spread, serially, static_norms
 from methods.parts.aggregation import num_bytes, weighted_mean
-from methods.parts.engine_state import EngineState
-from methods.parts.step_number import StepNumber, step_numbers
-from methods.parts.tally import Tally, own_column
+from methods.parts.engine_state import EngineState, StepNumber, Tally, own_column, step_numbers
 from methods.parts.tensors import wide
 from methods.parts.visits import Site, Upload, Visit
 
@@ -106,7 +104,7 @@ class FedMethod(L.LightningModule):
     """Name prefix of registered tensors -> scope; what no prefix matches is ``shared``."""
 
     retired: ClassVar[Mapping[str, Any]] = {}
-    """Arguments that a class no longer has -> the one value that a configuration may still give them, as older ones do."""
+    """Arguments that the class has lost -> the one value that a configuration may still give them, as older ones do."""
 
     views: Mapping[str, Mapping[str, str]] = {"labelled": {"x": "weak"}}
     """Stream (``labelled``, ``unlabelled``) -> batch field -> view of the data's pipeline."""
@@ -172,6 +170,17 @@ class FedMethod(L.LightningModule):
         values = {name: self.hparams[name] for name in names}
         fits = {name: value is None or 0 <= value <= ABOVE_ALL for name, value in values.items()}
         self.require(f"a probability, 0 to 1 (up to {ABOVE_ALL}: one that no image reaches)", **fits)
+
+    def require_labels(self, roster: Roster) -> None:
+        """Refuse a federation where no client holds labels, for a method that learns from these only.
+
+        Raises:
+            ConfigError: no client holds labels.
+        """
+        if not roster.labelled:
+            raise ConfigError(
+                "no client holds labels; choose data.scenario=partial_clients, or a method that trains at the server"
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``[B, classes]`` of images ``[B, C, H, W]``."""

@@ -15,13 +15,14 @@ from torch.func import functional_call
 from datamodules.common.errors import RunError
 from methods.base import Batch, Scope
 from methods.local_ssl import LocalSSL
+from methods.parts.supervised_first import SupervisedFirst
 from methods.parts.tensors import one_hot
 
 make_dual: Callable[..., Tensor] = forward_ad.make_dual
 unpack_dual: Callable[..., Any] = forward_ad.unpack_dual
 
 
-class FedDure(LocalSSL):
+class FedDure(SupervisedFirst, LocalSSL):
     """Federated semi-supervised learning with dual regulators (Bai et al., AAAI 2024), Algorithm 1.
 
     Symbols: the local model f_l has parameters theta (``model``), the coarse regulator C-reg f_d has parameters phi
@@ -53,8 +54,9 @@ class FedDure(LocalSSL):
     | F-reg's input | output vector, strong view | softmax, weak view, unused | softmax, strong view, without gradient |
     | batch norm of C-reg's labelled losses | not given | training mode | as released |
 
-    Everything else follows ``LocalSSL``. Logged in addition to the loss: d, its square and how often it is negative;
-    mean and mean square of m; the norms of the gradients of the labelled and the feedback term at the logits.
+    Everything else follows ``LocalSSL``, after the steps of ``SupervisedFirst``. Logged in addition to the loss: d, its
+    square and how often it is negative; mean and mean square of m; the norms of the gradients of the labelled and the
+    feedback term at the logits.
 
     Args:
         freg_hidden: hidden units of F-reg.

@@ -15,11 +15,10 @@ from methods.parts.additive import decompose, pairs, psi_names, psi_penalties
 from methods.parts.dpl import debias
 from methods.parts.helpers import Helpers
 from methods.parts.labels_at_server import LabelsAtServer
-from methods.parts.losses import masked_mean
 from methods.parts.server_momentum import ServerMomentum, resting_copy
 from methods.parts.sparse import differs, flat, sparse, sparse_bytes, unflat
 from methods.parts.static_norms import StaticNorms
-from methods.parts.tensors import one_hot, wide
+from methods.parts.tensors import masked_mean, one_hot, wide
 
 PSI_SCALE = 0.2  # what psi is of sigma at first
 LAMBDA_I = LAMBDA_A = 0.01

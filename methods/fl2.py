@@ -9,17 +9,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from methods.base import Batch, Site, Stream, Upload
-from methods.parts.labels_at_server import LabelsAtServer
-from methods.parts.pseudo_labels import PseudoLabels
-from methods.parts.server_momentum import ServerMomentum
-from methods.parts.static_norms import StaticNorms
+from methods.fixmatch import FixMatch
 from methods.parts.tensors import set_gradient, wide
 
 Tensors = Mapping[str, Tensor]
 ETA = 0.01
 
 
-class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
+class FL2(FixMatch):
     """(FL)2: overcoming few labels in federated semi-supervised learning (Lee et al., NeurIPS 2024).
 
     CAT: a client keeps pseudo-labels above its own class-wise thresholds (Eqs. 7-10). SACR: on samples above
@@ -57,11 +54,11 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         selection: ``adaptive`` thresholds (CAT), or ``fixed`` at ``threshold`` (FixMatch).
         rho: size of the perturbation.
         w_cs: weight of the consistency term; 0: no SACR.
-        aggregation: ``lsaa``, or see ``ServerMomentum``.
+        aggregation: ``lsaa``, or ``uniform``.
         server_pretrain: see ``LabelsAtServer``.
     """
 
-    scopes = {**ServerMomentum.scopes, "tau": "local"}
+    scopes = {**FixMatch.scopes, "tau": "local"}
     tau: Tensor
 
     def __init__(
@@ -70,11 +67,11 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         selection: Literal["adaptive", "fixed"] = "adaptive",
         rho: float = 0.1,
         w_cs: float = 1.0,
-        aggregation: Literal["lsaa", "uniform", "size"] = "lsaa",
+        aggregation: Literal["lsaa", "uniform"] = "lsaa",
         server_pretrain: int = 10,
         **base: Any,
     ) -> None:
-        super().__init__(model, server_pretrain=server_pretrain, aggregation=aggregation, **base)
+        super().__init__(model, server_pretrain=server_pretrain, **base)
         self.require("from 0", rho=rho >= 0, w_cs=w_cs >= 0)
         self.automatic_optimization = False
         self.register_buffer("tau", torch.ones(()))  # a client without pseudo-labels counts as certain
@@ -88,14 +85,13 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         confidence, labels = probabilities.max(dim=1)
         return labels, confidence >= thresholds[labels]
 
-    def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
+    def pseudo_labelled(self, client: Site, probabilities: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """Return the selected samples with labels ``y`` and the mask ``high`` of the consistency term."""
-        index = client.data.unlabelled
-        labels, keep = self.select(probabilities)
-        client.report_pseudo_labels(index, labels, keep)
         self.log("tau", self.tau)
+        made = super().pseudo_labelled(client, probabilities, labels, keep)
         high = self.consistent(client, labels, probabilities)
-        return {"unlabelled": self.fixed(index[keep], {"strong": "strong"}, y=labels[keep], high=high[keep])}
+        made["unlabelled"].fields = {"y": labels[keep], "high": high[keep]}
+        return made
 
     def consistent(self, client: Site, labels: Tensor, probabilities: Tensor) -> Tensor:
         """Select the samples of the perturbation and the consistency term, bool ``[n]``: the highly confident ones."""
@@ -165,7 +161,7 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         return upload
 
     def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
-        """Return LSAA's weights, unless another aggregation is set."""
+        """Return LSAA's weights, or uniform ones."""
         if self.hparams.aggregation != "lsaa":
             return super().weights(uploads)
         return lsaa_weights(torch.stack([upload.stats["tau"] for upload in uploads]).tolist())

@@ -17,12 +17,11 @@ class AllImages(FedDB):
 
     labels_alone = None
 
-    def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
+    def pseudo_labelled(self, client: Site, probabilities: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """As in ``FedDB``, with the share of confident images."""
-        made = super().pseudo_labelled(client, probabilities)
-        share = self.select(probabilities)[1].float().mean()
+        made = super().pseudo_labelled(client, probabilities, labels, keep)
         fields = made["unlabelled"].fields
-        made["unlabelled"].fields = {**fields, "share": share.expand(len(fields["y"]))}
+        made["unlabelled"].fields = {**fields, "share": keep.float().mean().expand(len(fields["y"]))}
         return made
 
     def followed(self, client: Site, streams: Mapping[str, Stream]) -> Tensor:

@@ -108,7 +108,7 @@ class Released(WithoutFReg):
 
 
 class FRegOnLogits(FedDure):
-    """F-reg sees the output vector itself (Eqs. 4, 6), not probabilities, as the released code's unused network does."""
+    """F-reg sees the output vector itself (Eqs. 4, 6); the released code's unused network sees probabilities."""
 
     def image_weights(self, logits: Tensor) -> Tensor:
         """F-reg's weights ``[N]`` for logits ``[N, C]``, which get no gradient."""

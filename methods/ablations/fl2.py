@@ -10,9 +10,8 @@ from torch.func import functional_call
 from datamodules.base import FSSLDataModule
 from methods.base import Batch, Site, Stream
 from methods.fl2 import FL2, Tensors, divergence, gradients, joint_norm, moved
-from methods.parts.losses import masked_mean
-from methods.parts.static_norms import LABELLED_BATCH
-from methods.parts.tensors import set_gradient, wide
+from methods.parts.static_norms import LABELLED_BATCH, NormChoices
+from methods.parts.tensors import masked_mean, set_gradient, wide
 
 
 class AllSelected(FL2):
@@ -58,11 +57,11 @@ class PlainSAM(FL2):
 
 
 class WeakTarget(FL2):
-    """The target of L_cs (Eq. 13) is the prediction at W of the weak view, which the released code computes, then drops."""
+    """The target of L_cs (Eq. 13) is the weak view's prediction at W; the released code computes it, then drops it."""
 
-    def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
+    def pseudo_labelled(self, client: Site, probabilities: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """Return the streams of ``FL2`` with a weak view beside the strong one."""
-        made = super().pseudo_labelled(client, probabilities)
+        made = super().pseudo_labelled(client, probabilities, labels, keep)
         made["unlabelled"].views = {"weak": "weak", "strong": "strong"}
         return made
 
@@ -81,21 +80,18 @@ class ServerStatistics(FL2):
         return iter(torch.split(data.server.labelled, LABELLED_BATCH))
 
 
-class AsWritten(FL2):
+class AsWritten(NormChoices, FL2):
     """Eqs. 10 to 14 and Algorithm 1 as printed, where the released code differs.
 
     Batches hold all samples, with a mask for the selected ones (Eq. 10); L_cs is a mean over the whole batch (Eq. 13);
     the prediction at W* is the fixed target, and the gradient is taken at W (Algorithm 1, line 21).
     """
 
-    def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
+    def pseudo_labelled(self, client: Site, probabilities: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """Return all samples with labels ``y``, the selected ones as ``keep``, and the mask ``high``."""
-        index = client.data.unlabelled
-        labels, keep = self.select(probabilities)
-        client.report_pseudo_labels(index, labels, keep)
-        self.log("tau", self.tau)
-        high = self.consistent(client, labels, probabilities)
-        return {"unlabelled": self.fixed(index, {"strong": "strong"}, y=labels, high=high, keep=keep)}
+        made = super().pseudo_labelled(client, probabilities, labels, torch.ones_like(keep))
+        made["unlabelled"].fields["keep"] = keep
+        return made
 
     def unlabelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
         """L_a: mean over the selected samples of the batch."""

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from datamodules.base import SiteData
 from datamodules.partition.roster import Roster
 from methods.base import Batch, FedMethod, Stream
-from methods.parts.rosters import require_labels
-from methods.parts.teacher import ema_decay, ema_update
-from methods.parts.tensors import wide
+from methods.parts.tensors import ema_decay, ema_update, wide
 
 
 class MeanTeacher(FedMethod):
@@ -56,7 +54,7 @@ class MeanTeacher(FedMethod):
         Raises:
             ConfigError: no client holds labels.
         """
-        require_labels(roster)
+        self.require_labels(roster)
         return [list(roster.labelled) if self.is_warmup(round) else roster.sample(round)]
 
     def learning_rate(self) -> float:

@@ -37,7 +37,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("methods.ablations.feddure.WithoutCReg", {}),
     ("methods.ablations.local_ssl.WithoutRegulators", {"supervised_steps": 2}),
     ("local_ssl", {"unsup_targets": "soft", "unsup_weight": 8.0, "unsup_ramp": 20, "prox_mu": 0.1}),
-    ("methods.ablations.local_ssl.OwnStatistics", {"supervised_steps": 2}),
+    ("methods.ablations.local_ssl.OwnStatistics", {}),
     ("client_fixmatch", {"pseudo_labels": "local", "prox_mu": 0.1, "share_momentum": True}),
     ("methods.ablations.flexmatch.Forgetful", {}),
     ("proxyfl", {"icpl_weight": 0.0, "local_epochs": 2, "share_momentum": True}),

@@ -254,7 +254,7 @@ def test_the_loss_over_all_images_is_the_mean_over_confident_ones_times_their_sh
     probabilities = torch.full((len(site.data.unlabelled), 10), 0.1)
     method.hparams.threshold = 0.5
     probabilities[::share, 3] = 0.9
-    stream = method.pseudo_labelled(site, probabilities)["unlabelled"]
+    stream = method.pseudo_labelled(site, probabilities, *method.select(probabilities))["unlabelled"]
     assert stream.fields["share"].tolist() == [pytest.approx(1 / share, abs=0.02)] * len(stream)
     samples = {"strong": torch.randn(4, 3, SIDE, SIDE), "y": torch.arange(4), "share": stream.fields["share"][:4]}
     plain = F.cross_entropy(method(samples["strong"]), samples["y"])
@@ -451,7 +451,6 @@ def after_two_rounds(name: str | type = "feddb", **args: Any) -> dict[str, Tenso
     [
         {"aggregation": "dma_written"},
         {"aggregation": "uniform"},
-        {"aggregation": "size"},
         {"dpl": False},
         {"gamma": 0.9},
         {"name": AllImages},

@@ -344,7 +344,7 @@ def test_a_confidence_that_is_no_number_is_not_hidden() -> None:
     assert all(w != w for w in lsaa_weights([float("nan"), 0.5]))
 
 
-@pytest.mark.parametrize("bad", [{"rho": -1.0}, {"w_cs": -1.0}, {"sbn_batch": 0}, {"threshold": 2.0}])
+@pytest.mark.parametrize("bad", [{"rho": -1.0}, {"w_cs": -1.0}, {"threshold": 2.0}])
 def test_values_out_of_range(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"FL2: {next(iter(bad))}=.* is out of range"):
         make_method("fl2", **bad)

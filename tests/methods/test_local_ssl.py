@@ -25,7 +25,7 @@ from federations import (
     visited,
 )
 from golden_files import load
-from methods.ablations.local_ssl import OwnStatistics
+from methods.ablations.local_ssl import OwnStatistics, SupervisedSteps
 from methods.base import Batch, Visit
 from methods.feddure import FedDure
 from methods.local_ssl import LocalSSL, unlabelled_batch
@@ -246,10 +246,10 @@ class Flat(nn.Module):
         return self.head(F.avg_pool2d(x, 8).flatten(1))
 
 
-def visit(data: Digits, **args: Any) -> tuple[list[Batch], LocalSSL, Federation]:
+def visit(data: Digits, cls: type[LocalSSL] = LocalSSL, **args: Any) -> tuple[list[Batch], LocalSSL, Federation]:
     """The batches that client 0 trains on in one visit."""
     torch.manual_seed(0)
-    method, seen = LocalSSL(Flat(), **args), []
+    method, seen = cls(Flat(), **args), []
     run = Federation(method, data, data.roster(0), plain_fabric(), 2, seed=0)
     original = method.on_train_batch_start
 
@@ -273,7 +273,7 @@ def test_a_visit_is_five_joint_steps() -> None:
     assert all("y" not in b["unlabelled"] for b in seen)
     assert not visited(run, Visit(client=0, size=site.size))[1].optimizers
     assert len(visit(data, local_epochs=2)[0]) == 10
-    assert len(visit(data, supervised_steps=3)[0]) == 8
+    assert len(visit(data, SupervisedSteps, supervised_steps=3)[0]) == 8
     assert {len(b["unlabelled"]["weak"]) for b in visit(data, unlabelled_bs=7)[0]} == {7}
     assert len(visit(data, steps_per_visit=None)[0]) == -(-len(site.labelled) // 10)
 
@@ -281,7 +281,7 @@ def test_a_visit_is_five_joint_steps() -> None:
 def test_supervised_steps_are_told_by_the_batch() -> None:
     """In them the unlabelled images are ``beside``, without labels; the joint steps then start anew."""
     data = make_data("all_clients", hidden_labels="revealed")
-    seen, _, _ = visit(data, supervised_steps=2, local_epochs=2)
+    seen, _, _ = visit(data, SupervisedSteps, supervised_steps=2, local_epochs=2)
     assert [sorted(b) for b in seen] == [["beside", "labelled"]] * 2 + [["labelled", "unlabelled"]] * 10
     assert all(sorted(b["beside"]) == ["strong", "weak"] for b in seen[:2])
     plain, _, _ = visit(data, local_epochs=3)
@@ -307,7 +307,7 @@ def test_supervised_steps_minimise_the_labelled_loss(objective: str) -> None:
 
 def test_ramp_over_a_visit() -> None:
     """lambda counts the joint steps over all local epochs; each visit starts anew."""
-    method = make(**UDA, supervised_steps=2, steps_per_visit=2)
+    method = make(SupervisedSteps, **UDA, supervised_steps=2, steps_per_visit=2)
     given = batch()
     passes = [[supervised(given)] * 2, [given] * 2, [given] * 2]
     for _ in range(2):
@@ -324,7 +324,7 @@ def test_a_client_without_images_has_nothing_to_do() -> None:
     site = data.client(0)
     data.clients[0] = type(site)(site.labelled[:0], site.labels[:0], site.unlabelled[:0])
     for args in ({}, {"supervised_steps": 2}, {"steps_per_visit": None}):
-        seen, method, run = visit(data, **args)
+        seen, method, run = visit(data, SupervisedSteps, **args)
         assert not seen
         assert all(not entry.streams for entry in method.local_work(site_of(run)))
 

@@ -12,7 +12,7 @@ from datamodules.common.errors import ConfigError
 from federations import make_method, run_rows, small_contract
 from golden_files import load
 from methods.client_fixmatch import ClientFixMatch
-from methods.parts.losses import smoothed_divergence
+from methods.parts.tensors import smoothed_divergence
 from methods.sage import SAGE, soft_correction
 
 TARGETS, UPDATE = load("allclients/sage_targets"), load("allclients/sage_update")

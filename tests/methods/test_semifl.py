@@ -29,7 +29,7 @@ def site_and_method(cls: type[SemiFL] = SemiFL, **args: Any) -> tuple[SemiFL, Lo
 
 def epochs_of(method: SemiFL, site: LocalSite, probabilities: Tensor, count: int) -> list[list[tuple[int, ...]]]:
     """The first local epochs of a visit: image, label, partner and the partner's label of every pair."""
-    streams = method.pseudo_labelled(site, probabilities)
+    streams = method.pseudo_labelled(site, probabilities, *method.select(probabilities))
     for stream in streams.values():
         stream.views = {}
         stream.fields = {**stream.fields, "index": stream.index}
@@ -45,7 +45,7 @@ def epochs_of(method: SemiFL, site: LocalSite, probabilities: Tensor, count: int
 def test_fix_and_mix_sets(cls: type[SemiFL]) -> None:
     """As many draws as confident images, with replacement from the pool, each with its own arg max."""
     method, site, probabilities = site_and_method(cls, threshold=0.9)
-    streams = method.pseudo_labelled(site, probabilities)
+    streams = method.pseudo_labelled(site, probabilities, *method.select(probabilities))
     fix, mix, everyone = streams["unlabelled"], streams["mix"], site.data.unlabelled
     sure = probabilities.amax(dim=1) >= 0.9
     assert torch.equal(fix.index, everyone[sure])

@@ -82,7 +82,7 @@ CONTROLS: list[tuple[str, str, dict[str, Any]]] = [
     ("(e) release, d = 0", ABLATIONS + "Released", {**RELEASE, "feedback_weight": 0.0}),
     (
         "(f) FedAvg+FixMatch, 5 supervised steps, ramp",
-        "local_ssl",
+        "methods.ablations.local_ssl.SupervisedSteps",
         {**FIXMATCH, "supervised_steps": 5, "unsup_weight": 8.0, "unsup_ramp": 20},
     ),
     *(
