@@ -33,6 +33,7 @@ from methods.parts.visits import Site, Upload, Visit
 
 Scope = Literal["shared", "personal", "local", "server"]
 COUNTS = ("_rounds", "_epochs", "_steps")  # how names of arguments end that count something
+WEIGHTS = ("lr_", "lambda_")  # how names of rates and of losses' weights begin
 ABOVE_ALL = 1.5  # the highest threshold of a probability that still looks like one
 
 
@@ -53,7 +54,8 @@ class FedMethod(L.LightningModule):
         eval_batch: test images per forward pass; default: the class's.
 
     Some ranges are checked by name, so a subclass need not check them: an argument whose name ends in ``_rounds``,
-    ``_epochs`` or ``_steps`` must be 0 or more, or ``None``, and so must a number whose name begins with ``lr_``.
+    ``_epochs`` or ``_steps`` must be 0 or more, or ``None``, and so must a number whose name begins with ``lr_`` or
+    ``lambda_``.
 
     Raises:
         ConfigError: an argument is out of its range; names it, its value and the range.
@@ -135,7 +137,7 @@ class FedMethod(L.LightningModule):
         self.require("from 1", batch_size=batch_size >= 1, eval_batch=self.eval_batch >= 1)
         self.require("from 1 to batch_size", min_batch=1 <= min_batch <= batch_size)
         counts = {n: v for n, v in self.hparams.items() if n.endswith(COUNTS) and v}
-        rates = {n: v for n, v in self.hparams.items() if n.startswith("lr_") and isinstance(v, int | float)}
+        rates = {n: v for n, v in self.hparams.items() if n.startswith(WEIGHTS) and isinstance(v, int | float)}
         self.require("from 0", **{n: v > 0 for n, v in counts.items()}, **{n: v >= 0 for n, v in rates.items()})
         self.spread: Spread = serially  # shares work that needs no client among processes
         for number in step_numbers(type(self)):

@@ -82,8 +82,6 @@ class CBAFed(LabelledClients):
         **base: Any,
     ) -> None:
         super().__init__(model, res_client_alpha=res_client_alpha, min_batch=min_batch, **base)
-        self.require("from 0 to 1", res_server_alpha=0 <= res_server_alpha <= 1)
-        self.require("from 0", tail_beta=tail_beta >= 0)
         self.require_thresholds("cba_tau", "cba_tau_h", "pl_threshold")
         read_mode(labelled_weight_mode)
         self.reference: nn.Module = copy.deepcopy(model).requires_grad_(False)

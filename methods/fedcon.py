@@ -100,10 +100,6 @@ class FedCon(LabelsAtServer, StaticNorms, ServerMomentum):
             reset_momentum=reset_momentum,
             **base,
         )
-        self.require("from 0 to 1", target_decay=0 <= target_decay <= 1)
-        self.require("from 1", projector_width=projector_width >= 1)
-        self.require("from 0", server_lr=server_lr >= 0, server_weight_decay=server_weight_decay >= 0)
-        self.require("0 or more and below 1", server_sgd_momentum=0 <= server_sgd_momentum < 1)
         self.projector = predictor(self.model.feature_dim, projector_width)
         self.target = copy.deepcopy(self.model).requires_grad_(False)
         self.target.head = nn.Identity()

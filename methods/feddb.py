@@ -67,7 +67,6 @@ class FedDB(NormChoices, FixMatch):
         **base: Any,
     ) -> None:
         super().__init__(model, dpl=dpl, full_batch=full_batch, **base)
-        self.require("0 to 1", gamma=0 <= gamma <= 1)
         self.weighs = aggregation != "uniform"
         self.register_buffer("app_u", torch.full((num_classes,), 1.0 / num_classes))
 

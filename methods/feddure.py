@@ -80,8 +80,6 @@ class FedDure(SupervisedFirst, LocalSSL):
         **base: Any,
     ) -> None:
         super().__init__(model, threshold=threshold, **base)
-        self.require("from 0", creg_lr=creg_lr >= 0, freg_lr=freg_lr >= 0)
-        self.require("from 1", freg_hidden=freg_hidden >= 1)
         self.automatic_optimization = False
         self.creg = copy.deepcopy(model)
         self.freg = WeightNet(num_classes, freg_hidden)

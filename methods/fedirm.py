@@ -72,7 +72,6 @@ class FedIRM(MeanTeacher):
                 "prediction; its rows in the tables have model_args.head_dropout=0.5",
                 stacklevel=2,
             )
-        self.require("from 0", loss_weight=loss_weight >= 0, entropy_gate=entropy_gate >= 0)
         self.require_thresholds("confidence_gate")
         read_mode(labelled_weight_mode)
         self.register_buffer("relation", torch.full((num_classes, num_classes), 1.0 / num_classes))

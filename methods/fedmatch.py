@@ -106,8 +106,6 @@ class FedMatch(LabelsAtServer, StaticNorms, Helpers, ServerMomentum):
     ) -> None:
         super().__init__(model, batch_size=batch_size, clip_norm=clip_norm, server_momentum=server_momentum, **base)
         self.automatic_optimization = False
-        numbers = ("lambda_s", "lambda_l1", "lambda_l2", "l1_threshold", "delta")
-        self.require("0 or more", **{name: self.hparams[name] >= 0 for name in numbers})
         self.require_thresholds("threshold")
         decompose(self.model, self.sums, self.first_psi, l1_threshold)
         self.psi_names = psi_names(self.model)

@@ -58,7 +58,6 @@ class FedRGD(FixMatch):
         **base: Any,
     ) -> None:
         super().__init__(model, full_batch=full_batch, server_momentum=server_momentum, **base)
-        self.require("from 1", num_groups=num_groups >= 1)
         count = num_groups if group_state == "slots" else 0
         self.slots = nn.ModuleList(copy.deepcopy(model).requires_grad_(False) for _ in range(count))
 

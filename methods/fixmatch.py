@@ -73,7 +73,6 @@ class FixMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         **base: Any,
     ) -> None:
         super().__init__(model, batch_size=batch_size, **base)
-        self.require("from 0", lambda_u=lambda_u >= 0)
         self.require_thresholds("threshold")
         self.site: Site | None = None
 
@@ -101,10 +100,10 @@ class FixMatch(LabelsAtServer, StaticNorms, ServerMomentum):
             if "unlabelled" in streams:
                 streams["unlabelled"].fields = {"index": index}
         elif len(index):
-            probabilities = self.debiased(self.probabilities(client, index))
-            labels, keep = self.select(probabilities)
+            p = self.debiased(self.probabilities(client, index))
+            labels, keep = self.select(p)
             client.report_pseudo_labels(index, labels, keep)
-            streams |= self.pseudo_labelled(client, probabilities, labels, keep)
+            streams |= self.pseudo_labelled(client, p, labels, keep)
             if "labelled" in streams:
                 streams["labelled"].cycle = has_batches(streams, "unlabelled")
         return streams
@@ -125,12 +124,12 @@ class FixMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         confidence, labels = probabilities.max(dim=1)
         return labels, confidence >= self.hparams.threshold
 
-    def pseudo_labelled(self, client: Site, probabilities: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
+    def pseudo_labelled(self, client: Site, p: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """Return the streams of pseudo-labelled images.
 
         Args:
             client: the site.
-            probabilities: of all its unlabelled images, ``[n, C]``.
+            p: probabilities of all its unlabelled images, ``[n, C]``.
             labels: their pseudo-labels, ``[n]``.
             keep: which of them are used, bool ``[n]``.
         """

@@ -72,7 +72,6 @@ class FL2(FixMatch):
         **base: Any,
     ) -> None:
         super().__init__(model, server_pretrain=server_pretrain, **base)
-        self.require("from 0", rho=rho >= 0, w_cs=w_cs >= 0)
         self.automatic_optimization = False
         self.register_buffer("tau", torch.ones(()))  # a client without pseudo-labels counts as certain
 
@@ -85,11 +84,11 @@ class FL2(FixMatch):
         confidence, labels = probabilities.max(dim=1)
         return labels, confidence >= thresholds[labels]
 
-    def pseudo_labelled(self, client: Site, probabilities: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
+    def pseudo_labelled(self, client: Site, p: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """Return the selected samples with labels ``y`` and the mask ``high`` of the consistency term."""
         self.log("tau", self.tau)
-        made = super().pseudo_labelled(client, probabilities, labels, keep)
-        high = self.consistent(client, labels, probabilities)
+        made = super().pseudo_labelled(client, p, labels, keep)
+        high = self.consistent(client, labels, p)
         made["unlabelled"].fields = {"y": labels[keep], "high": high[keep]}
         return made
 

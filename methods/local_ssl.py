@@ -90,9 +90,6 @@ class LocalSSL(FedMethod):
             reset_momentum=reset_momentum,
             **base,
         )
-        self.require("from 0", prox_mu=prox_mu >= 0, unsup_ramp=unsup_ramp >= 0, unsup_weight=unsup_weight >= 0)
-        self.require("above 0", temperature=temperature > 0)
-        self.require("from 1, or null", unlabelled_bs=unlabelled_bs is None or unlabelled_bs >= 1)
         self.require("from 1, or null", steps_per_visit=steps_per_visit is None or steps_per_visit >= 1)
         self.require_thresholds("threshold")
         self.objective = UDA(threshold, temperature) if unsup_targets == "soft" else FixMatch(threshold)

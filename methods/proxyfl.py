@@ -85,7 +85,6 @@ class ProxyFL(JointSteps):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.require("from 0", icpl_weight=icpl_weight >= 0, gpt_epochs=gpt_epochs >= 0, gpt_lr=gpt_lr >= 0)
         self.register_buffer("prior", torch.full((num_classes,), 1.0 / num_classes))
         self.register_buffer("counts", torch.zeros(num_classes))
         size = classifier(self.model).in_features

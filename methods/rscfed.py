@@ -48,8 +48,6 @@ class RSCFed(SharpenedTeacher):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.require("from 1", subsets=subsets >= 1, subset_size=subset_size >= 1)
-        self.require("above 0", labelled_multiplier=labelled_multiplier > 0)
         shares_out(labelled_weight_mode)
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:

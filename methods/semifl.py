@@ -47,7 +47,6 @@ class SemiFL(NormChoices, FixMatch):
 
     def __init__(self, model: nn.Module, mix_weight: float = 1.0, batch_size: int = 10, **base: Any) -> None:
         super().__init__(model, batch_size=batch_size, **base)
-        self.require("from 0", mix_weight=mix_weight >= 0)
         self.lambdas = np.random.default_rng()
         self.trains = True
 
@@ -62,9 +61,9 @@ class SemiFL(NormChoices, FixMatch):
         self.trains = any(has_batches(streams, name) for name in streams)
         return streams
 
-    def pseudo_labelled(self, client: Site, probabilities: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
+    def pseudo_labelled(self, client: Site, p: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """Return the fix set, and a mix set of as many draws with replacement, redrawn in every local epoch."""
-        made = super().pseudo_labelled(client, probabilities, labels, keep)
+        made = super().pseudo_labelled(client, p, labels, keep)
         fix = made["unlabelled"]
         if self.hparams.mix_weight and len(fix):
             fix.views = {"weak": "weak", "strong": "strong"}

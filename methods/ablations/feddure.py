@@ -82,7 +82,6 @@ class Released(WithoutFReg):
         self, model: nn.Module, num_classes: int, warmup_steps: int = 10, creg_wait: int = 2, **base: Any
     ) -> None:
         super().__init__(model, num_classes, **base)
-        self.require("from 0", creg_wait=creg_wait >= 0)
         self.require("a number, for the schedule", steps_per_visit=self.hparams.steps_per_visit is not None)
 
     def configure_optimizers(self) -> Any:

@@ -59,9 +59,9 @@ class PlainSAM(FL2):
 class WeakTarget(FL2):
     """The target of L_cs (Eq. 13) is the weak view's prediction at W; the released code computes it, then drops it."""
 
-    def pseudo_labelled(self, client: Site, probabilities: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
+    def pseudo_labelled(self, client: Site, p: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """Return the streams of ``FL2`` with a weak view beside the strong one."""
-        made = super().pseudo_labelled(client, probabilities, labels, keep)
+        made = super().pseudo_labelled(client, p, labels, keep)
         made["unlabelled"].views = {"weak": "weak", "strong": "strong"}
         return made
 
@@ -87,9 +87,9 @@ class AsWritten(NormChoices, FL2):
     the prediction at W* is the fixed target, and the gradient is taken at W (Algorithm 1, line 21).
     """
 
-    def pseudo_labelled(self, client: Site, probabilities: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
+    def pseudo_labelled(self, client: Site, p: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """Return all samples with labels ``y``, the selected ones as ``keep``, and the mask ``high``."""
-        made = super().pseudo_labelled(client, probabilities, labels, torch.ones_like(keep))
+        made = super().pseudo_labelled(client, p, labels, torch.ones_like(keep))
         made["unlabelled"].fields["keep"] = keep
         return made
 

@@ -43,8 +43,6 @@ class Helpers(FedMethod):
     ) -> None:
         super().__init__(model, **base)
         self.hparams.image_shape = list(image_shape)
-        self.require("0 or more", helpers=helpers >= 0)
-        self.require("1 or more", helper_every=helper_every >= 1)
         self.helper = nn.ParameterList()
         self.register_buffer("helper_count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("noise", noise_image(image_shape))

@@ -67,8 +67,6 @@ class JointSteps(FedMethod):
             clip_norm=clip_norm,
             **base,
         )
-        self.require("from 0", lambda_u=lambda_u >= 0, prox_mu=prox_mu >= 0)
-        self.require("from 1", unlabelled_bs=unlabelled_bs >= 1)
         self.require("false beside reset_momentum", share_momentum=not (share_momentum and self.hparams.reset_momentum))
         self.require_thresholds("threshold")
         self.received = copy.deepcopy(model).requires_grad_(False).eval()

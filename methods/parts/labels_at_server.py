@@ -33,8 +33,6 @@ class LabelsAtServer(FedMethod):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.require("from 0", server_pretrain=server_pretrain >= 0)
-        self.require("from 1", server_batch_size=server_batch_size >= 1)
 
     def server_step(self, server: Site) -> None:
         """Fine-tune on the server's labels, if any; before the first round ``server_pretrain`` times.

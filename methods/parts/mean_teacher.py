@@ -44,7 +44,6 @@ class MeanTeacher(FedMethod):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.require("from 0 to 1", ema_decay=0 <= ema_decay <= 1)
         self.teacher = copy.deepcopy(model).requires_grad_(False)
         self.register_buffer("teacher_step", torch.zeros(()))
 
@@ -108,8 +107,6 @@ class SharpenedTeacher(MeanTeacher):
 
     def __init__(self, model: nn.Module, lambda_u: float = 0.02, temperature: float = 0.5, **base: Any) -> None:
         super().__init__(model, **base)
-        self.require("from 0", lambda_u=lambda_u >= 0)
-        self.require("above 0", temperature=temperature > 0)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the cross-entropy on labels (Eq. 1) plus ``lambda_u`` times the consistency loss (Eq. 3)."""

@@ -35,8 +35,6 @@ class LabelledClients(FedMethod, ABC):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.require("from 0 to 1", res_client_alpha=0 <= res_client_alpha <= 1)
-        self.require("from 1", res_skip=res_skip >= 1)
         self.reference: nn.Module | None = None
         if res_client_alpha:
             self.reference = copy.deepcopy(model).requires_grad_(False)

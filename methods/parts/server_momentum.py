@@ -34,7 +34,6 @@ class ServerMomentum(RoundSchedule):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.require("0 or more and below 1", server_momentum=0 <= server_momentum < 1)
         self.velocity = resting_copy(model)
 
     def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:

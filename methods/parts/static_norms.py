@@ -57,7 +57,6 @@ class NormChoices(StaticNorms):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.require("from 1", sbn_batch=sbn_batch >= 1)
         self.active: list[int] | None = None
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:

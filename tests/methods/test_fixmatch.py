@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmark.registry import KINDS, find_class
 from datamodules.base import SiteData
-from federations import FewDigits, different, few_in, make_federation, make_method, rounds_until, run_rows, site_of
+from federations import FewDigits, different, few_in, make_federation, make_method, rounds_until, site_of
 from methods.ablations.fixmatch import EveryStep
 from methods.fedrgd import FedRGD
 from methods.fixmatch import FixMatch
@@ -43,25 +43,6 @@ def test_labels_of_every_step_come_from_the_present_weights() -> None:
     for norm, expected in (("all", (losses * keep).mean()), ("confident", losses[keep].mean())):
         half = method(FedRGD, unsup_norm=norm, threshold=float(confidence.median()))
         torch.testing.assert_close(half.training_step({"unlabelled": views}, 0), expected)
-
-
-def test_joint_batches_add_up() -> None:
-    """Labels count once, pseudo-labels lambda_u times."""
-    both = batch(labels=True)
-    double, single = method(EveryStep, lambda_u=2.0, threshold=0.0), method(EveryStep, threshold=0.0)
-    labelled = F.cross_entropy(double(both["labelled"]["x"]), both["labelled"]["y"])
-    torch.testing.assert_close(single.training_step({"labelled": both["labelled"]}, 0), labelled)
-    unlabelled = single.training_step({"unlabelled": both["unlabelled"]}, 0)
-    torch.testing.assert_close(double.training_step(both, 0), labelled + 2.0 * unlabelled)
-
-
-def test_labels_of_every_step_are_reported() -> None:
-    """Rows say how many of all labels given were used, and how many of these were right."""
-    federation = make_federation(EveryStep, few_in("server"), threshold=0.0, local_epochs=1, rounds=1)
-    row = run_rows(federation)[0]
-    assert row["pseudo/selected"] == 1.0
-    assert 0 < row["pseudo/correct"] == row["pseudo/right"] < 1
-    assert sum(row["pseudo/selected_by_class"]) == pytest.approx(1.0, abs=1e-4)
 
 
 @pytest.mark.parametrize("cls", [FixMatch, EveryStep])

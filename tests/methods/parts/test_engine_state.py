@@ -31,12 +31,6 @@ def test_an_assignment_changes_the_tensor_that_a_recorded_step_holds() -> None:
     assert method.weight is held and held == torch.tensor(0.1)
 
 
-def test_two_methods_do_not_share_their_numbers() -> None:
-    one, other = make_method(Ramped), make_method(Ramped)
-    one.weight = 0.5
-    assert other.weight.item() == 1.0
-
-
 def test_it_follows_the_module_and_is_no_state() -> None:
     method = make_method(Twice)
     method.more = 1 / 3
