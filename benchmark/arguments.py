@@ -57,8 +57,14 @@ def resolved(
         ConfigError: unknown class or argument (with the closest known one), or a value of the wrong type.
     """
     cls = find_class(spec.class_path, KINDS[slot])
-    return cls, typed_args(
-        cls, spec.init_args, slot, handed_over(cls, slot, spec.init_args) | set(supplied), plain=plain
+    given = {name: value for name, value in spec.init_args.items() if not _is_retired(cls, name, value)}
+    return cls, typed_args(cls, given, slot, handed_over(cls, slot, given) | set(supplied), plain=plain)
+
+
+def _is_retired(cls: type, name: str, value: object) -> bool:
+    """Whether a class no longer has an argument, and always does what this value said (``FedMethod.retired``)."""
+    return name not in parameters(cls) and any(
+        name in (kept := vars(base).get("retired", {})) and kept[name] == value for base in cls.__mro__
     )
 
 

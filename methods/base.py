@@ -8,7 +8,7 @@ A client's visit is a fit: the hooks of Lightning's ``Trainer.fit`` are called i
 over the same batches takes the same steps.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, cast
@@ -27,14 +27,13 @@ from datamodules.views.batches import Batch, LocalWork, Pass, Stream
 from methods.models.backbone import Backbone
 from methods.models.norm import Spread, serially, static_norms
 from methods.parts.aggregation import num_bytes, weighted_mean
-from methods.parts.engine_state import EngineState
-from methods.parts.step_number import StepNumber, step_numbers
-from methods.parts.tally import Tally, own_column
+from methods.parts.engine_state import EngineState, StepNumber, Tally, own_column, step_numbers
 from methods.parts.tensors import wide
 from methods.parts.visits import Site, Upload, Visit
 
 Scope = Literal["shared", "personal", "local", "server"]
 COUNTS = ("_rounds", "_epochs", "_steps")  # how names of arguments end that count something
+WEIGHTS = ("lr_", "lambda_")  # how names of rates and of losses' weights begin
 ABOVE_ALL = 1.5  # the highest threshold of a probability that still looks like one
 
 
@@ -55,7 +54,8 @@ class FedMethod(L.LightningModule):
         eval_batch: test images per forward pass; default: the class's.
 
     Some ranges are checked by name, so a subclass need not check them: an argument whose name ends in ``_rounds``,
-    ``_epochs`` or ``_steps`` must be 0 or more, or ``None``, and so must a number whose name begins with ``lr_``.
+    ``_epochs`` or ``_steps`` must be 0 or more, or ``None``, and so must a number whose name begins with ``lr_`` or
+    ``lambda_``.
 
     Raises:
         ConfigError: an argument is out of its range; names it, its value and the range.
@@ -108,6 +108,9 @@ class FedMethod(L.LightningModule):
     scopes: ClassVar[Mapping[str, Scope]] = {}
     """Name prefix of registered tensors -> scope; what no prefix matches is ``shared``."""
 
+    retired: ClassVar[Mapping[str, Any]] = {}
+    """Arguments that the class has lost -> the one value that a configuration may still give them, as older ones do."""
+
     views: Mapping[str, Mapping[str, str]] = {"labelled": {"x": "weak"}}
     """Stream (``labelled``, ``unlabelled``) -> batch field -> view of the data's pipeline."""
 
@@ -137,7 +140,7 @@ class FedMethod(L.LightningModule):
         self.require("from 1", batch_size=batch_size >= 1, eval_batch=self.eval_batch >= 1)
         self.require("from 1 to batch_size", min_batch=1 <= min_batch <= batch_size)
         counts = {n: v for n, v in self.hparams.items() if n.endswith(COUNTS) and v}
-        rates = {n: v for n, v in self.hparams.items() if n.startswith("lr_") and isinstance(v, int | float)}
+        rates = {n: v for n, v in self.hparams.items() if n.startswith(WEIGHTS) and isinstance(v, int | float)}
         self.require("from 0", **{n: v > 0 for n, v in counts.items()}, **{n: v >= 0 for n, v in rates.items()})
         self.spread: Spread = serially  # shares work that needs no client among processes
         for number in step_numbers(type(self)):
@@ -172,6 +175,17 @@ class FedMethod(L.LightningModule):
         values = {name: self.hparams[name] for name in names}
         fits = {name: value is None or 0 <= value <= ABOVE_ALL for name, value in values.items()}
         self.require(f"a probability, 0 to 1 (up to {ABOVE_ALL}: one that no image reaches)", **fits)
+
+    def require_labels(self, roster: Roster) -> None:
+        """Refuse a federation where no client holds labels, for a method that learns from these only.
+
+        Raises:
+            ConfigError: no client holds labels.
+        """
+        if not roster.labelled:
+            raise ConfigError(
+                "no client holds labels; choose data.scenario=partial_clients, or a method that trains at the server"
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``[B, classes]`` of images ``[B, C, H, W]``."""
@@ -217,12 +231,21 @@ class FedMethod(L.LightningModule):
     def configure_optimizers(self) -> Any:
         """The optimisers of a visit, in any of Lightning's forms; called anew for each.
 
-        Default: SGD over ``self.model``, as all the papers here but one use.
+        Default: ``make_optimizer`` over ``self.model``.
+        """
+        return self.make_optimizer(self.model.parameters())
+
+    def make_optimizer(self, parameters: Iterable[Tensor], lr: float | None = None) -> torch.optim.Optimizer:
+        """SGD, as all the papers here but one use, with the method's hyperparameters.
+
+        Args:
+            parameters: what it trains.
+            lr: its rate; default: ``learning_rate``.
         """
         h = self.hparams
         return torch.optim.SGD(
-            self.model.parameters(),
-            lr=self.learning_rate(),
+            parameters,
+            lr=self.learning_rate() if lr is None else lr,
             momentum=h.momentum,
             nesterov=h.nesterov,
             weight_decay=h.weight_decay,

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
-from methods.base import Batch, FedMethod, LocalWork, Pass, Site, Stream, Upload, Visit
+from methods.base import Batch, LocalWork, Pass, Site, Stream, Upload, Visit
 from methods.parts.aggregation import read_mode, share_weights
 from methods.parts.residual import LabelledClients, residual_connection
-from methods.parts.rosters import require_labels
 from methods.parts.tensors import one_hot
 
 
@@ -83,8 +82,6 @@ class CBAFed(LabelledClients):
         **base: Any,
     ) -> None:
         super().__init__(model, res_client_alpha=res_client_alpha, min_batch=min_batch, **base)
-        self.require("from 0 to 1", res_server_alpha=0 <= res_server_alpha <= 1)
-        self.require("from 0", tail_beta=tail_beta >= 0)
         self.require_thresholds("cba_tau", "cba_tau_h", "pl_threshold")
         read_mode(labelled_weight_mode)
         self.reference: nn.Module = copy.deepcopy(model).requires_grad_(False)
@@ -99,8 +96,8 @@ class CBAFed(LabelledClients):
         Raises:
             ConfigError: no client holds labels.
         """
-        require_labels(roster)
-        return super().select_clients(round, roster) if self.is_warmup(round) else [roster.sample(round)]
+        labelled = super().select_clients(round, roster)
+        return labelled if self.is_warmup(round) else [roster.sample(round)]
 
     def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
         """Send the global model, the thresholds and the tail classes."""
@@ -113,9 +110,8 @@ class CBAFed(LabelledClients):
 
     # A client's visit
 
-    @torch.no_grad()
     def local_work(self, client: Site) -> LocalWork:
-        """Train on the labels, or at an unlabelled client on the pseudo-labelled images.
+        """Train on labels or on pseudo-labels: a client holds images of one kind.
 
         Raises:
             ConfigError: a client holds images of both kinds.
@@ -124,12 +120,15 @@ class CBAFed(LabelledClients):
         if len(data.labelled) and len(data.unlabelled):
             raise ConfigError("a client holds labelled and unlabelled images; set data.scenario=partial_clients")
         self.counts.copy_(class_counts(data.labels, len(self.counts)))
-        if len(data.unlabelled):
-            self.tally("thresholds", self.thresholds)
-            self.tally("tail", self.tail.float())
-            return self.unlabelled_work(client)
-        epochs = self.hparams.labelled_epochs if self.connects_epochs() else 1
-        return [Pass(self.streams(data))] * epochs
+        if not len(data.unlabelled):
+            return self.labelled_work(client)
+        self.tally("thresholds", self.thresholds)
+        self.tally("tail", self.tail.float())
+        return self.unlabelled_work(client)
+
+    def labelled_work(self, client: Site) -> LocalWork:
+        """Train on the labels, after the warm-up for the epochs of the residual connection."""
+        return [Pass(self.streams(client.data))] * (self.hparams.labelled_epochs if self.connects_epochs() else 1)
 
     def unlabelled_work(self, client: Site) -> LocalWork:
         """Train all epochs on one set, labelled once by the received model."""
@@ -171,7 +170,7 @@ class CBAFed(LabelledClients):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the mean cross-entropy on labels (Eq. 2) or on pseudo-labels (Eq. 18)."""
-        samples = batch["pseudo"] if "pseudo" in batch else batch["labelled"]
+        (samples,) = batch.values()
         return F.cross_entropy(self(samples["x"]), samples["y"])
 
     def connects_epochs(self) -> bool:
@@ -194,11 +193,10 @@ class CBAFed(LabelledClients):
     def make_upload(self, client: Site) -> Upload | None:
         """Return the model and the class counts of its training images, weighted by their sum."""
         upload = super().make_upload(client)
-        if upload is None:
-            return None
-        upload.stats["counts"] = self.counts.clone()
-        if not client.visit.labelled and self.hparams.agg_counts == "selected":
-            upload.weight = float(self.counts.sum())
+        if upload is not None:
+            upload.stats["counts"] = self.counts.clone()
+            if self.hparams.agg_counts == "selected":
+                upload.weight = float(self.counts.sum())
         return upload
 
     # The server's round
@@ -208,9 +206,7 @@ class CBAFed(LabelledClients):
         round = uploads[0].visit.round
         if round == self.hparams.warmup_rounds:  # the warm-up model is stage 2's first reference in Eq. 21
             self.reference.load_state_dict(self.model.state_dict())
-        if any(self.weights(uploads)):
-            FedMethod.aggregate(self, uploads)  # Eq. 20
-        self.connect(round)  # Eqs. 3, 21
+        super().aggregate(uploads)  # Eq. 20, then Eqs. 3, 21
         counts = torch.stack([u.stats["counts"] for u in uploads]).sum(dim=0)  # Eq. 7
         if counts.sum() > 0:
             self.load_tensors(self.statistics(counts))  # Eqs. 8 to 13

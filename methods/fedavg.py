@@ -1,9 +1,11 @@
 """FedAvg on labelled data only: the lower bound, or with all clients labelled the upper bound."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from torch import nn
 
+from methods.base import Upload
 from methods.parts.residual import LabelledClients
 from methods.parts.server_momentum import ServerMomentum
 
@@ -30,6 +32,7 @@ class FedAvg(LabelledClients, ServerMomentum):
     """
 
     scopes = {**ServerMomentum.scopes, **LabelledClients.scopes}
+    uploads_needed = "sum"
 
     def __init__(
         self,
@@ -46,12 +49,16 @@ class FedAvg(LabelledClients, ServerMomentum):
             model,
             lr_schedule=lr_schedule,
             server_momentum=server_momentum,
-            aggregation=aggregation,
             nesterov=nesterov,
             clip_norm=clip_norm,
             local_epochs=local_epochs,
             **base,
         )
+
+    def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
+        """Weigh clients by their numbers of images, or with ``aggregation=uniform`` alike."""
+        uniform = self.hparams.aggregation == "uniform"
+        return super().weights(uploads) if uniform else [upload.weight for upload in uploads]
 
     def connect(self, round: int) -> None:
         """Apply the residual connection over rounds (Eq. 3)."""

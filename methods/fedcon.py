@@ -1,7 +1,6 @@
 """FedCon: contrastive learning without negatives at the clients, labels and a consistency term at the server."""
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,15 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from datamodules.common.streams import SERVER
 from methods.base import Batch, LocalWork, Pass, Site, StepNumber
 from methods.parts.labels_at_server import LabelsAtServer
-from methods.parts.rosters import require_server_labels
-from methods.parts.schedules import exponential_ramp
 from methods.parts.server_momentum import ServerMomentum
 from methods.parts.static_norms import StaticNorms
-from methods.parts.teacher import ema_update
-from methods.parts.tensors import wide
+from methods.parts.tensors import ema_update, exponential_ramp, wide
 
 
 class FedCon(LabelsAtServer, StaticNorms, ServerMomentum):
@@ -59,21 +54,16 @@ class FedCon(LabelsAtServer, StaticNorms, ServerMomentum):
 
     Args:
         model: the network.
-        ramp_rounds: see the table.
-        target_decay: see the table.
-        projector_width: see the table.
         server_lr: learning rate of the server; also follows ``lr_schedule``.
         server_sgd_momentum: momentum of the server's optimiser (``server_momentum`` is that of the aggregation).
         server_nesterov: Nesterov momentum of the server's optimiser.
         server_weight_decay: weight decay of the server's optimiser.
         batch_size: images per step of a client.
         min_batch: batch norm in h needs two images.
-        server_momentum: see the table.
-        server_pretrain: see ``LabelsAtServer``.
-        reset_momentum: see the table.
     """
 
     contract_args = {"projector_width": 64}
+    needs_labels = True  # the clients use none
     scopes = {
         **ServerMomentum.scopes,
         "model.head": "server",
@@ -110,10 +100,6 @@ class FedCon(LabelsAtServer, StaticNorms, ServerMomentum):
             reset_momentum=reset_momentum,
             **base,
         )
-        self.require("from 0 to 1", target_decay=0 <= target_decay <= 1)
-        self.require("from 1", projector_width=projector_width >= 1)
-        self.require("from 0", server_lr=server_lr >= 0, server_weight_decay=server_weight_decay >= 0)
-        self.require("0 or more and below 1", server_sgd_momentum=0 <= server_sgd_momentum < 1)
         self.projector = predictor(self.model.feature_dim, projector_width)
         self.target = copy.deepcopy(self.model).requires_grad_(False)
         self.target.head = nn.Identity()
@@ -136,6 +122,14 @@ class FedCon(LabelsAtServer, StaticNorms, ServerMomentum):
             target = [wide(self.target.features(samples[view])) for view in ("x", "x2")]
         return 0.5 * dissimilarity(online[0], target[1]) + 0.5 * dissimilarity(online[1], target[0])
 
+    def client_optimizer(self) -> Optimizer:
+        """Return SGD over backbone and predictor with the clients' hyperparameters."""
+        return self.make_optimizer(self.learners())
+
+    def learners(self) -> list[nn.Parameter]:
+        """Return what a client trains: backbone and predictor."""
+        return [*self.backbone(), *self.projector.parameters()]
+
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Update f' towards f."""
         if "unlabelled" in batch:
@@ -147,15 +141,6 @@ class FedCon(LabelsAtServer, StaticNorms, ServerMomentum):
         return [p for name, p in self.model.named_parameters() if not name.startswith("head.")]
 
     # At the server.
-
-    def server_step(self, server: Site) -> None:
-        """Train as in ``LabelsAtServer``; labels are required here, since clients use none.
-
-        Raises:
-            ConfigError: the server has no labels.
-        """
-        require_server_labels(server.data)
-        super().server_step(server)
 
     def server_round(self) -> int:
         """The round that the server's visit starts: it runs after the clients of the previous round."""
@@ -175,7 +160,27 @@ class FedCon(LabelsAtServer, StaticNorms, ServerMomentum):
         """Return s: the teacher itself (released code)."""
         return self.model
 
-    # At both.
+    def server_optimizer(self) -> Optimizer:
+        """Return SGD over backbone and classifier with the server's hyperparameters.
+
+        The server's visit at the end of a round belongs to the next one (``server_round``). Its cosine lags that
+        round's clients by one round, so that the last step still has a rate above 0.
+        """
+        h = self.hparams
+        return torch.optim.SGD(
+            self.model.parameters(),
+            self.scheduled(h.server_lr),
+            h.server_sgd_momentum,
+            weight_decay=h.server_weight_decay,
+            nesterov=h.server_nesterov,
+            fused=True,
+        )
+
+    # Who of the two it is.
+
+    def configure_optimizers(self) -> Any:
+        """Return the optimiser of the server or of a client."""
+        return self.server_optimizer() if self.visit.at_server else self.client_optimizer()
 
     def on_train_start(self) -> None:
         """Set w(r) for the server's round."""
@@ -186,36 +191,6 @@ class FedCon(LabelsAtServer, StaticNorms, ServerMomentum):
         if "labelled" in batch:
             return self.server_loss(batch["labelled"])
         return self.client_loss(batch["unlabelled"])
-
-    def configure_optimizers(self) -> Any:
-        """Optimise backbone and classifier at the server, backbone and predictor at a client."""
-        h = self.hparams
-        if self.visit.client != SERVER:
-            return self.client_optimizer([*self.backbone(), *self.projector.parameters()])
-        return torch.optim.SGD(
-            self.model.parameters(),
-            self.learning_rate(),
-            h.server_sgd_momentum,
-            weight_decay=h.server_weight_decay,
-            nesterov=h.server_nesterov,
-            fused=True,
-        )
-
-    def client_optimizer(self, parameters: Sequence[nn.Parameter]) -> Optimizer:
-        """Return SGD with the clients' hyperparameters."""
-        h, rate = self.hparams, self.learning_rate()
-        return torch.optim.SGD(
-            parameters, rate, h.momentum, weight_decay=h.weight_decay, nesterov=h.nesterov, fused=True
-        )
-
-    def learning_rate(self) -> float:
-        """Return the rate of the visit's round, at the server from ``server_lr``.
-
-        The server's visit at the end of a round belongs to the next one (``server_round``). Its cosine lags that
-        round's clients by one round, so that the last step still has a rate above 0.
-        """
-        h = self.hparams
-        return self.scheduled(h.server_lr if self.visit.client == SERVER else h.lr)
 
 
 def predictor(features: int, width: int) -> nn.Sequential:

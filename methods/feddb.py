@@ -7,15 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from methods.base import Batch, Site, Stream, Upload
+from methods.fixmatch import FixMatch, has_batches
 from methods.parts.dpl import app_u
-from methods.parts.pseudo_labels import PseudoLabels, has_batches
-from methods.parts.server_momentum import ServerMomentum
-from methods.parts.static_norms import StaticNorms
+from methods.parts.static_norms import NormChoices
 
 ITERATIONS = 100
 
 
-class FedDB(StaticNorms, ServerMomentum, PseudoLabels):
+class FedDB(NormChoices, FixMatch):
     """Federated debiasing (Zhu et al., IJCAI 2024): DPL (Algorithm 1) and DMA (Algorithm 2) around FixMatch.
 
     Once per round a client labels its unlabelled images with probabilities divided by their average (the APP-U), then
@@ -46,34 +45,33 @@ class FedDB(StaticNorms, ServerMomentum, PseudoLabels):
         model: the network.
         num_classes: number of classes.
         aggregation: ``dma``: weights from ``model_weights``, as released; ``dma_written``: by Algorithm 2 as printed;
-            otherwise see ``ServerMomentum``.
+            ``uniform``: no DMA.
         gamma: decay of the APP-U per step.
-        dpl: see ``PseudoLabels``.
-        full_batch: see ``PseudoLabels``.
+        dpl: see ``FixMatch``.
+        full_batch: see ``FixMatch``.
     """
 
     scenario = "all_clients"
     eval_batch = 250
-    scopes = {**ServerMomentum.scopes, "app_u": "local"}
+    scopes = {**FixMatch.scopes, "app_u": "local"}
     app_u: Tensor
 
     def __init__(
         self,
         model: nn.Module,
         num_classes: int,
-        aggregation: Literal["dma", "dma_written", "uniform", "size"] = "dma",
+        aggregation: Literal["dma", "dma_written", "uniform"] = "dma",
         gamma: float = 0.5,
         dpl: bool = True,
         full_batch: bool = True,
         **base: Any,
     ) -> None:
-        super().__init__(model, aggregation=aggregation, dpl=dpl, full_batch=full_batch, **base)
-        self.require("0 to 1", gamma=0 <= gamma <= 1)
-        self.weighs = aggregation in ("dma", "dma_written")
+        super().__init__(model, dpl=dpl, full_batch=full_batch, **base)
+        self.weighs = aggregation != "uniform"
         self.register_buffer("app_u", torch.full((num_classes,), 1.0 / num_classes))
 
     def visit_streams(self, client: Site) -> dict[str, Stream]:
-        """Add weak views of the images that update the APP-U to the streams of ``PseudoLabels``."""
+        """Add weak views of the images that update the APP-U to the streams of ``FixMatch``."""
         streams = super().visit_streams(client)
         if self.weighs and any(has_batches(streams, name) for name in streams):
             streams["app_u"] = self.fixed(self.followed(client, streams), {"weak": "weak"})
@@ -85,13 +83,13 @@ class FedDB(StaticNorms, ServerMomentum, PseudoLabels):
         return streams["unlabelled"].index if "unlabelled" in streams else client.data.unlabelled
 
     def probabilities(self, client: Site, index: Tensor) -> Tensor:
-        """See ``PseudoLabels``; initialises the APP-U as the average over all unlabelled images."""
+        """See ``FixMatch``; initialises the APP-U as the average over all unlabelled images."""
         probabilities = super().probabilities(client, index)
         self.app_u.copy_(app_u(probabilities))
         return probabilities
 
     def training_step(self, batch: Batch, batch_idx: int) -> Any:
-        """Update the APP-U from predictions in training mode; return the loss of ``PseudoLabels`` (Algorithm 3)."""
+        """Update the APP-U from predictions in training mode; return the loss of ``FixMatch`` (Algorithm 3)."""
         if "app_u" in batch:
             with torch.no_grad():
                 mean = self.predict(batch["app_u"]["weak"]).mean(dim=0)

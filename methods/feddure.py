@@ -15,13 +15,14 @@ from torch.func import functional_call
 from datamodules.common.errors import RunError
 from methods.base import Batch, Scope
 from methods.local_ssl import LocalSSL
+from methods.parts.supervised_first import SupervisedFirst
 from methods.parts.tensors import one_hot
 
 make_dual: Callable[..., Tensor] = forward_ad.make_dual
 unpack_dual: Callable[..., Any] = forward_ad.unpack_dual
 
 
-class FedDure(LocalSSL):
+class FedDure(SupervisedFirst, LocalSSL):
     """Federated semi-supervised learning with dual regulators (Bai et al., AAAI 2024), Algorithm 1.
 
     Symbols: the local model f_l has parameters theta (``model``), the coarse regulator C-reg f_d has parameters phi
@@ -53,8 +54,9 @@ class FedDure(LocalSSL):
     | F-reg's input | output vector, strong view | softmax, weak view, unused | softmax, strong view, without gradient |
     | batch norm of C-reg's labelled losses | not given | training mode | as released |
 
-    Everything else follows ``LocalSSL``. Logged in addition to the loss: d, its square and how often it is negative;
-    mean and mean square of m; the norms of the gradients of the labelled and the feedback term at the logits.
+    Everything else follows ``LocalSSL``, after the steps of ``SupervisedFirst``. Logged in addition to the loss: d, its
+    square and how often it is negative; mean and mean square of m; the norms of the gradients of the labelled and the
+    feedback term at the logits.
 
     Args:
         freg_hidden: hidden units of F-reg.
@@ -78,8 +80,6 @@ class FedDure(LocalSSL):
         **base: Any,
     ) -> None:
         super().__init__(model, threshold=threshold, **base)
-        self.require("from 0", creg_lr=creg_lr >= 0, freg_lr=freg_lr >= 0)
-        self.require("from 1", freg_hidden=freg_hidden >= 1)
         self.automatic_optimization = False
         self.creg = copy.deepcopy(model)
         self.freg = WeightNet(num_classes, freg_hidden)
@@ -144,8 +144,11 @@ class FedDure(LocalSSL):
 
     def pseudo_loss(self, z: Tensor, y_hat: Tensor) -> Tensor:
         """C-reg's loss on pseudo-labels, ``1/N sum_i h_i CE(y_hat_i, z_i)``, as a function of its logits z."""
-        losses = F.cross_entropy(z, y_hat, reduction="none")
-        return (self.image_weights(z) * losses).sum() / len(losses)
+        return self.weighted(F.cross_entropy(z, y_hat, reduction="none"), self.image_weights(z))
+
+    def weighted(self, losses: Tensor, weights: Tensor) -> Tensor:
+        """Combine the images' losses ``[N]``: ``1/N sum_i w_i l_i``."""
+        return (weights * losses).sum() / len(losses)
 
     def look_ahead_loss(self, net: nn.Module, u_s: Tensor, z: Tensor, y_hat: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Eqs. 4, 5: a number whose gradient in w is that of ``CE(y, f_d(x; phi^-))``.
@@ -166,7 +169,7 @@ class FedDure(LocalSSL):
         m = self.image_weights(out["strong"]).detach()
         self.tally("freg/m", m.mean())
         self.tally("freg/m_squared", m.square().mean())
-        return (m * certain * losses).sum() / len(losses)
+        return self.weighted(certain * losses, m)
 
     def feedback(self, d: Tensor, y_hat: Tensor, out: Mapping[str, Tensor], y: Tensor) -> Tensor:
         """Eq. 8: the loss whose gradient is g_d; logs d and the norms of g_s and g_d at the logits."""

@@ -12,8 +12,7 @@ from methods.base import Batch, Site, StepNumber, Upload, Visit
 from methods.models.backbone import DropsUnits
 from methods.parts.aggregation import read_mode, share_weights
 from methods.parts.mean_teacher import MeanTeacher
-from methods.parts.schedules import exponential_ramp
-from methods.parts.tensors import one_hot, wide
+from methods.parts.tensors import exponential_ramp, one_hot, wide
 
 PASSES = 11
 
@@ -21,8 +20,15 @@ PASSES = 11
 class FedIRM(MeanTeacher):
     """Federated inter-client relation matching (Liu et al., MICCAI 2021), as run in the RSCFed tables.
 
-    A labelled client also returns its class relation matrix. In the next round the unlabelled clients receive the mean
-    of these matrices and match their own relations to it, on samples that are certain under Monte-Carlo dropout.
+    A labelled client learns with cross-entropy and returns the mean of its batches' class relation matrices. In the
+    next round the unlabelled clients receive the mean P of these matrices and minimise w lambda(r) (L_c + L_r), with a
+    teacher f', on two views x, x' of B images. The numbers are ours, since the paper's text was not at hand::
+
+        (1) M_c = softmax(mean of f(x) over samples of class c / 2)         row c of a relation matrix
+        (2) L_c = sum |softmax f(x) - softmax f'(x')|^2 / B                 consistency
+        (3) H = entropy of the mean of 11 passes with dropout; certain: H < entropy_gate, max p >= confidence_gate
+        (4) L_r = (KL(P || Q) + KL(Q || P)) / (2 C)                         Q: (1) of certain samples, pseudo-labels
+        (5) lambda(r) = exp(-5 (1 - min(r, 30) / 30)^2)
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
@@ -66,7 +72,6 @@ class FedIRM(MeanTeacher):
                 "prediction; its rows in the tables have model_args.head_dropout=0.5",
                 stacklevel=2,
             )
-        self.require("from 0", loss_weight=loss_weight >= 0, entropy_gate=entropy_gate >= 0)
         self.require_thresholds("confidence_gate")
         read_mode(labelled_weight_mode)
         self.register_buffer("relation", torch.full((num_classes, num_classes), 1.0 / num_classes))
@@ -85,7 +90,7 @@ class FedIRM(MeanTeacher):
         """Set the round's weight."""
         super().on_train_start()
         h = self.hparams
-        self.ramp = h.loss_weight * exponential_ramp(self.visit.round - h.ramp_offset, h.ramp_length)
+        self.ramp = h.loss_weight * exponential_ramp(self.visit.round - h.ramp_offset, h.ramp_length)  # (5)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the cross-entropy on labels plus the ramped consistency and relation losses on other images."""
@@ -99,7 +104,7 @@ class FedIRM(MeanTeacher):
     def labelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy; tallies the batch's relation matrix for the upload."""
         logits = wide(self(samples["x"]))
-        self.tally("relation", relation_matrix(logits.detach(), samples["y"]))
+        self.tally("relation", relation_matrix(logits.detach(), samples["y"]))  # (1)
         return F.cross_entropy(logits, samples["y"])
 
     def unlabelled_loss(self, views: Mapping[str, Tensor]) -> Tensor:
@@ -112,9 +117,9 @@ class FedIRM(MeanTeacher):
             teacher = wide(self.teacher(views["teacher"])).softmax(dim=1)
             uncertainty = entropy(wide(self.model.head(features, passes=PASSES)).softmax(dim=1))
             confidence, pseudo = student.max(dim=1)
-            certain = (uncertainty < h.entropy_gate) & (confidence >= h.confidence_gate)
-        consistency = (student - teacher).square().sum() / h.batch_size
-        matching = relation_loss(self.relation, relation_matrix(logits, pseudo, certain))
+            certain = (uncertainty < h.entropy_gate) & (confidence >= h.confidence_gate)  # (3)
+        consistency = (student - teacher).square().sum() / h.batch_size  # (2)
+        matching = relation_loss(self.relation, relation_matrix(logits, pseudo, certain))  # (4)
         loss: Tensor = consistency + matching * certain.any()
         return loss
 
@@ -140,7 +145,7 @@ class FedIRM(MeanTeacher):
 
 
 def relation_matrix(logits: Tensor, labels: Tensor, keep: Tensor | None = None, temperature: float = 2.0) -> Tensor:
-    """Class relations ``[C, C]``: row c is the softmax of the mean logits of samples with label c.
+    """Class relations ``[C, C]`` (1): row c is the softmax of the mean logits of samples with label c.
 
     Args:
         logits: ``[B, C]``; gradients flow through them.
@@ -160,7 +165,7 @@ def relation_matrix(logits: Tensor, labels: Tensor, keep: Tensor | None = None, 
 
 
 def relation_loss(target: Tensor, relation: Tensor) -> Tensor:
-    """Symmetric KL divergence of two relation matrices ``[C, C]``, divided by the number of classes.
+    """Symmetric KL divergence (4) of two relation matrices ``[C, C]``, divided by the number of classes.
 
     Args:
         target: reference matrix P.
@@ -173,5 +178,5 @@ def relation_loss(target: Tensor, relation: Tensor) -> Tensor:
 
 
 def entropy(probabilities: Tensor) -> Tensor:
-    """``-sum_c p ln(p + 1e-6)`` per sample, ``[B]``, in nats (released code)."""
+    """``-sum_c p ln(p + 1e-6)`` per sample, ``[B]``, in nats (3, released code)."""
     return -(probabilities * (probabilities + 1e-6).log()).sum(dim=1)

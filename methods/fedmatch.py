@@ -1,6 +1,6 @@
 """FedMatch: weights split into a supervised and an unsupervised part, and helpers that vote on labels."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -8,23 +8,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.utils import parametrize
-from torch.optim import Optimizer
 
 from datamodules.base import SiteData
 from methods.base import Batch, LocalWork, Pass, Site, Stream, Upload, Visit
+from methods.parts.additive import decompose, pairs, psi_names, psi_penalties
 from methods.parts.dpl import debias
+from methods.parts.helpers import Helpers
 from methods.parts.labels_at_server import LabelsAtServer
-from methods.parts.losses import masked_mean
 from methods.parts.server_momentum import ServerMomentum, resting_copy
+from methods.parts.sparse import differs, flat, sparse, sparse_bytes, unflat
 from methods.parts.static_norms import StaticNorms
-from methods.parts.tensors import one_hot, wide
+from methods.parts.tensors import masked_mean, one_hot, wide
 
-PSI_SCALE = 0.2
-"""What psi is of sigma at first."""
+PSI_SCALE = 0.2  # what psi is of sigma at first
+LAMBDA_I = LAMBDA_A = 0.01
 
 
-class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
+class FedMatch(LabelsAtServer, StaticNorms, Helpers, ServerMomentum):
     """Inter-client consistency and disjoint learning (Jeong et al., ICLR 2021), labels at the server or at the clients.
 
     Every weight is a sum ``theta = sigma + psi``. Labels train sigma alone, with ``lambda_s CE(y, p(x))``. Unlabelled
@@ -51,7 +51,7 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
     |---|---|---|---|
     | ``threshold`` of confidence | 0.85 | 0.75 | 0.75 |
     | ``lambda_s`` of labels | - | 10 | 10 |
-    | ``lambda_i`` of the helpers' divergence, ``lambda_a`` of pseudo-labels | - | 0.01 | 0.01 |
+    | lambda_i of the helpers' divergence, lambda_a of pseudo-labels | - | 0.01 | 0.01 |
     | ``lambda_l1`` of psi | - | 1e-5 with labels at the server, else 1e-4 | 1e-5 |
     | ``lambda_l2`` of sigma - psi | - | 10 | 10 |
     | ``helpers`` H, ``helper_every`` | - | 2, 10 | 2, 10 |
@@ -73,61 +73,28 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
 
     Args:
         model: the network; its weights are decomposed in place.
-        num_classes: number of classes.
-        num_clients: registered clients.
-        image_shape: channels, height and width of the noise image, or the length of a feature vector.
-        threshold: see the table.
-        lambda_s: see the table.
-        lambda_i: see the table.
-        lambda_a: see the table.
-        lambda_l1: see the table.
-        lambda_l2: see the table.
-        helpers: number of helpers; 0: none.
-        helper_every: rounds between two uses of helpers.
-        l1_threshold: see the table.
-        delta: see the table.
         batches: ``shuffled``; ``full``: one step per epoch on all images; ``in_order``: the stored order, in round(n /
             batch_size) steps, where n is the client's number of labelled images, if any; its unlabelled images are then
             spread over as many steps.
         dpl: debias the model's own probabilities before the threshold and its vote (FedDB's DPL).
-        batch_size: images per step.
         clip_norm: see ``FedMethod``; applies to sigma and psi separately.
-        server_momentum: see the table.
     """
 
     contract_args = {"lr": 3e-3, "lambda_s": 1.0, "lambda_l2": 0.01, "helper_every": 1}
-    scopes = {
-        **ServerMomentum.scopes,
-        "noise": "local",
-        "helper": "local",
-        "helper_count": "local",
-        "vectors": "server",
-        "seen": "server",
-    }
+    retired = {"lambda_i": LAMBDA_I, "lambda_a": LAMBDA_A}
+    scopes = {**ServerMomentum.scopes, **Helpers.scopes}
     views = {"labelled": {"x": "weak"}, "unlabelled": {"x": "test", "strong": "strong"}}
 
     sums: tuple[type[nn.Module], ...] = (_ConvNd, nn.Linear)
     """Kinds of layers whose weights are sums."""
 
-    noise: Tensor
-    helper_count: Tensor
-    vectors: Tensor
-    seen: Tensor
-
     def __init__(
         self,
         model: nn.Module,
-        num_classes: int,
-        num_clients: int,
-        image_shape: Sequence[int],
         threshold: float = 0.75,
         lambda_s: float = 10.0,
-        lambda_i: float = 0.01,
-        lambda_a: float = 0.01,
         lambda_l1: float = 1e-5,
         lambda_l2: float = 10.0,
-        helpers: int = 2,
-        helper_every: int = 10,
         l1_threshold: float = 1e-5,
         delta: float = 1e-5,
         batches: Literal["shuffled", "full", "in_order"] = "shuffled",
@@ -138,28 +105,16 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         **base: Any,
     ) -> None:
         super().__init__(model, batch_size=batch_size, clip_norm=clip_norm, server_momentum=server_momentum, **base)
-        self.hparams.image_shape = list(image_shape)
         self.automatic_optimization = False
-        h = self.hparams
-        numbers = ("lambda_s", "lambda_i", "lambda_a", "lambda_l1", "lambda_l2", "helpers", "l1_threshold", "delta")
-        self.require("0 or more", **{name: h[name] >= 0 for name in numbers})
-        self.require("1 or more", helper_every=helper_every >= 1)
         self.require_thresholds("threshold")
-        for layer in [module for module in self.model.modules() if isinstance(module, self.sums)]:
-            psi = self.first_psi(layer.get_parameter("weight").detach())
-            parametrize.register_parametrization(layer, "weight", Additive(psi, h.l1_threshold))
+        decompose(self.model, self.sums, self.first_psi, l1_threshold)
         self.psi_names = psi_names(self.model)
         self.velocity = resting_copy(self.model)
-        size = sum(psi.numel() for _, psi in pairs(self.model))
-        self.helper = nn.ParameterList(nn.Parameter(torch.zeros(size), requires_grad=False) for _ in range(helpers))
-        self.register_buffer("helper_count", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("noise", noise_image(image_shape))
-        self.register_buffer("vectors", torch.zeros(num_clients, num_classes))
-        self.register_buffer("seen", torch.zeros(num_clients, dtype=torch.bool))
+        self.make_slots(sum(psi.numel() for _, psi in pairs(self.model)))
         self.held_by_server: dict[str, Tensor] = {}
         self.site: Site | None = None
 
-    # The two parts of every weight, and a step of each.
+    # A step of each part.
 
     def first_psi(self, sigma: Tensor) -> Tensor:
         """Return the initial psi for a part sigma, in the same shape."""
@@ -176,13 +131,6 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
     def configure_optimizers(self) -> Any:
         """Return one optimiser for sigma and one for psi."""
         return [self.make_optimizer(part.values()) for part in (self.sigma(), self.psi())]
-
-    def make_optimizer(self, parameters: Iterable[Tensor]) -> Optimizer:
-        """Return SGD with the method's hyperparameters."""
-        h, rate = self.hparams, self.learning_rate()
-        return torch.optim.SGD(
-            list(parameters), rate, h.momentum, weight_decay=h.weight_decay, nesterov=h.nesterov, fused=True
-        )
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """Take a step of sigma on the labelled images, then one of psi on the unlabelled ones."""
@@ -227,11 +175,11 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         losses = F.cross_entropy(wide(self(samples["strong"])), labels, reduction="none")
         agreement = masked_mean(losses, confident)
         self.log("loss_agreement", agreement.detach())
-        loss: Tensor = h.lambda_a * agreement
+        loss: Tensor = LAMBDA_A * agreement
         if helpers is not None:
             divergence = masked_mean(helper_divergence(logits, helpers), confident)
             self.log("loss_helpers", divergence.detach())
-            loss = loss + h.lambda_i * divergence
+            loss = loss + LAMBDA_I * divergence
         size, distance = psi_penalties(pairs(self.model))
         self.log("psi_distance", distance.detach().sqrt())
         return loss + float(h.lambda_l1) * size + float(h.lambda_l2) * distance
@@ -242,10 +190,9 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         """Train on the client's images; in a round with helpers, together with the helpers' predictions."""
         self.site, self.held_by_server = client, self.tensors("shared")
         streams, steps = self.streams(client.data), self.steps(client.data)
-        if "unlabelled" in streams:
-            predictions = self.helper_predictions(client)
-            if predictions is not None:
-                streams["unlabelled"].fields = {**streams["unlabelled"].fields, "helpers": predictions}
+        if "unlabelled" in streams and (received := self.received()):
+            predictions = self.helper_predictions(client, received)
+            streams["unlabelled"].fields = {**streams["unlabelled"].fields, "helpers": predictions}
         return [Pass(streams, steps)] * int(self.hparams.local_epochs)
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
@@ -271,13 +218,10 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         return max(1, round(images / int(self.hparams.batch_size)))
 
     @torch.no_grad()
-    def helper_predictions(self, client: Site) -> Tensor | None:
-        """Predict all unlabelled images with the received helpers, ``[n, H, C]``; ``None`` if there are none."""
-        count = int(self.helper_count)
-        if not count:
-            return None
+    def helper_predictions(self, client: Site, received: Sequence[Tensor]) -> Tensor:
+        """Predict all unlabelled images with the client's sigma and each helper's psi, ``[n, H, C]``."""
         self.eval()
-        theirs = [unflat(one.detach(), self.psi()) for one in self.helper[:count]]
+        theirs = [unflat(vector, self.psi()) for vector in received]
         made = []
         with self.autocast():
             for x in client.views("test", client.data.unlabelled):
@@ -287,188 +231,42 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
 
     @torch.no_grad()
     def make_upload(self, client: Site) -> Upload | None:
-        """Return the changed entries, and the uploaded model's output on the noise image."""
+        """Return the changed entries, and the answer of the model that they make."""
         upload = super().make_upload(client)
         if upload is None:
             return None
         weights = {f"model.{name}" for name, _ in self.model.named_parameters()}
-        masks, sizes = [], []
+        sent = {}
         for name, value in upload.tensors.items():
-            delta = self.hparams.delta if name in weights else 0.0
-            upload.tensors[name], sent = update(value, self.held_by_server[name], delta, self.cut(name))
-            masks.append(sent)
-            sizes.append(value.element_size())
-        upload.bytes = sparse_bytes(masks, sizes)
+            held, delta = self.held_by_server[name], self.hparams.delta if name in weights else 0.0
+            sent[name] = differs(self.compared(name, value), held, delta)
+            upload.tensors[name] = torch.where(sent[name], value, held)
+        upload.bytes = sparse_bytes(sent, upload.tensors)
         self.load_tensors({name: upload.tensors[name] for name in weights})
-        self.eval()
-        with self.autocast():
-            upload.stats["outputs"] = self.predict(self.noise)[0]
+        upload.stats["outputs"] = self.answer()
         return upload
 
-    def cut(self, name: str) -> float:
-        """Magnitude up to which a tensor's entries are compared as 0: ``l1_threshold`` for a part psi."""
-        return float(self.hparams.l1_threshold) if name.removeprefix("model.") in self.psi_names else 0.0
+    def compared(self, name: str, value: Tensor) -> Tensor:
+        """Return a tensor's entries as they are compared: those of psi up to ``l1_threshold`` are 0."""
+        return sparse(value, self.hparams.l1_threshold) if name.removeprefix("model.") in self.psi_names else value
 
     # The server.
 
-    def aggregate(self, uploads: Sequence[Upload]) -> None:
-        """Average uniformly, and store the clients' outputs on the noise image."""
-        super().aggregate(uploads)
-        for upload in uploads:
-            self.vectors[upload.visit.client] = upload.stats["outputs"]
-            self.seen[upload.visit.client] = True
-
-    def remember(self, uploads: Sequence[Upload]) -> dict[int, dict[str, Tensor]]:
-        """Keep every client's psi, for the clients it will help."""
-        if not self.hparams.helpers:
-            return {}
-        return {upload.visit.client: {"psi": self.flat_psi(upload)} for upload in uploads}
-
-    def flat_psi(self, upload: Upload) -> Tensor:
-        """Concatenate all entries of a client's psi."""
+    def offered(self, upload: Upload) -> Tensor:
+        """Return all entries of a client's psi."""
         return flat(upload.tensors[f"model.{name}"] for name in self.psi_names)
-
-    def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
-        """Send the shared tensors, and in a round with helpers the psi of the clients with the nearest outputs."""
-        sent = super().broadcast(server, visit)
-        chosen = self.choose_helpers(server, visit)
-        for slot, helper in enumerate(chosen):
-            sent[f"helper.{slot}"] = self.memory[helper]["psi"]
-        if chosen:
-            sent["helper_count"] = torch.tensor(len(chosen), device=self.device)
-        return sent
-
-    def choose_helpers(self, server: Mapping[str, Tensor], visit: Visit) -> list[int]:
-        """Clients whose psi is sent; none in rounds without helpers, or if the client has not taken part yet."""
-        h = self.hparams
-        if not h.helpers or (visit.round + 1) % h.helper_every:
-            return []
-        return nearest(server["vectors"], server["seen"], visit.client, h.helpers)
 
     def sent_bytes(self, sent: Mapping[str, Tensor], visit: Visit) -> int:
         """Count only the entries of a helper's psi above ``l1_threshold``."""
-        helpers = {name: tensor for name, tensor in sent.items() if name.startswith("helper.")}
-        masks = [tensor.abs() > self.hparams.l1_threshold for tensor in helpers.values()]
+        helpers = {n: psi.abs() > self.hparams.l1_threshold for n, psi in sent.items() if n.startswith("helper.")}
         rest = {name: tensor for name, tensor in sent.items() if name not in helpers}
-        sparse = sparse_bytes(masks, [tensor.element_size() for tensor in helpers.values()])
-        return super().sent_bytes(rest, visit) + sparse
+        return super().sent_bytes(rest, visit) + sparse_bytes(helpers, sent)
 
     def server_stream(self, data: SiteData) -> Stream:
         """Return the server's labelled images, in the order given by ``batches``."""
         stream = super().server_stream(data)
         stream.shuffle = self.hparams.batches != "in_order"
         return stream
-
-
-class Additive(nn.Module):
-    """``sigma + psi``; in evaluation mode, entries of psi with magnitude up to ``cut`` count as 0.
-
-    Args:
-        psi: the second part, in the shape of the first.
-        cut: see above; training uses psi as it is.
-    """
-
-    def __init__(self, psi: Tensor, cut: float) -> None:
-        super().__init__()
-        self.psi, self.cut = nn.Parameter(psi), cut
-
-    def forward(self, sigma: Tensor) -> Tensor:
-        """Return the weight that the layer uses."""
-        return sigma + (self.psi if self.training else sparse(self.psi, self.cut))
-
-
-def pairs(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Return sigma and psi of every decomposed weight, in module order."""
-    found = [module for module in model.modules() if isinstance(module, parametrize.ParametrizationList)]
-    return [(one.get_parameter("original"), one[0].get_parameter("psi")) for one in found]
-
-
-def psi_names(model: nn.Module) -> list[str]:
-    """Names of the parts psi among the network's parameters, in the order of ``pairs``."""
-    ours = {id(psi): None for _, psi in pairs(model)}
-    named = {id(p): name for name, p in model.named_parameters()}
-    return [named[key] for key in ours]
-
-
-def sparse(values: Tensor, cut: float) -> Tensor:
-    """Zero the values with magnitude up to ``cut``; gradients pass through the others only."""
-    return torch.where(values.abs() <= cut, 0.0, values)
-
-
-def update(new: Tensor, old: Tensor, delta: float, cut: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Apply a change, but only where it exceeds ``delta``.
-
-    Args:
-        new: the sender's values.
-        old: what the receiver holds; same shape.
-        delta: see above.
-        cut: entries of ``new`` up to this magnitude are compared as 0; sent entries are sent as they are.
-
-    Returns:
-        ``new`` where it differs from ``old`` by more than ``delta`` or is not a number, else ``old``; and a bool mask
-        of where that is.
-    """
-    sent = ~((sparse(new, cut) - old).abs() <= delta)
-    return torch.where(sent, new, old), sent
-
-
-def sparse_bytes(sent: Sequence[Tensor], sizes: Sequence[int]) -> int:
-    """Bytes of sparse updates: the sent values plus one bit per entry as a mask, or all values if that is smaller.
-
-    A tensor of which nothing is sent costs nothing.
-
-    Args:
-        sent: for each tensor, a bool mask of the entries that are sent.
-        sizes: bytes of one entry of each tensor.
-    """
-    if not sent:
-        return 0
-    counts = torch.stack([mask.count_nonzero() for mask in sent]).tolist()
-    parts = [
-        min(count * size + -(-mask.numel() // 8), mask.numel() * size) if count else 0
-        for count, mask, size in zip(counts, sent, sizes, strict=True)
-    ]
-    return sum(parts)
-
-
-def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """Flatten tensors to one vector, tensor by tensor in row-major order."""
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-
-
-def unflat(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Invert ``flat``: views of the vector with the names and shapes of ``like``."""
-    parts = torch.split(vector, [tensor.numel() for tensor in like.values()])
-    return {name: part.view(tensor.shape) for (name, tensor), part in zip(like.items(), parts, strict=True)}
-
-
-def noise_image(shape: Sequence[int]) -> Tensor:
-    """Return the noise image ``[1, *shape]`` used to compare models; always the same.
-
-    Normal with mean and deviation 125, truncated at two deviations, clipped to [0, 255], divided by 255 (released
-    code).
-    """
-    noise = torch.empty(1, *shape)
-    generator = torch.Generator().manual_seed(0)
-    nn.init.trunc_normal_(noise, mean=125.0, std=125.0, a=-125.0, b=375.0, generator=generator)
-    return noise.clamp_(0.0, 255.0) / 255.0
-
-
-def nearest(vectors: Tensor, seen: Tensor, client: int, count: int) -> list[int]:
-    """Return the ``count`` nearest clients by Euclidean distance of their vectors, nearest first.
-
-    Args:
-        vectors: ``[clients, C]``.
-        seen: which rows hold a vector, bool ``[clients]``.
-        client: the client whose neighbours are sought; not in the result, which is empty if it has no vector.
-        count: how many; fewer if fewer are known. In a tie the lower id comes first.
-    """
-    known = seen.tolist()
-    if not known[client]:
-        return []
-    distances = torch.linalg.vector_norm(vectors.double() - vectors[client].double(), dim=1).tolist()
-    others = [k for k, is_known in enumerate(known) if is_known and k != client]
-    return sorted(others, key=lambda k: (distances[k], k))[:count]
 
 
 def agreed_labels(own: Tensor, helpers: Tensor | None) -> Tensor:
@@ -493,9 +291,3 @@ def helper_divergence(logits: Tensor, helpers: Tensor) -> Tensor:
     target, logs = helpers.detach(), logits.log_softmax(dim=1)[:, None]
     divergences: Tensor = (torch.special.xlogy(target, target) - target * logs).sum(dim=2)
     return divergences.mean(dim=1)
-
-
-def psi_penalties(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """``sum |psi|`` and ``sum (sigma - psi)^2`` over all entries of all pairs (sigma, psi)."""
-    size = torch.stack([psi.abs().sum() for _, psi in pairs]).sum()
-    return size, torch.stack([(sigma.detach() - psi).square().sum() for sigma, psi in pairs]).sum()

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 
 from datamodules.partition.roster import Roster
 from methods.base import Upload, Visit
+from methods.fixmatch import FixMatch
 from methods.parts.aggregation import weighted_mean
-from methods.parts.pseudo_labels import LabelsEveryStep
-from methods.parts.server_momentum import ServerMomentum
 
 
-class FedRGD(ServerMomentum, LabelsEveryStep):
+class FedRGD(FixMatch):
     """Grouping-based averaging (Zhang et al., IEEE Big Data 2021) on the FixMatch loss, as a baseline of FedDB.
 
     The round's participants form ``num_groups`` random groups of equal size. A group's model is the mean over its
@@ -38,25 +37,27 @@ class FedRGD(ServerMomentum, LabelsEveryStep):
         model: the network.
         num_groups: number of groups.
         group_state: ``slots``: each group keeps its model; ``global``: all clients start from the global model.
-        full_batch: see ``PseudoLabels``.
+        unsup_norm: the unlabelled loss is a mean over the ``confident`` images of the batch, or over ``all``.
+        full_batch: see ``FixMatch``.
         server_momentum: see ``ServerMomentum``.
     """
 
     scenario = "all_clients"
     eval_batch = 250
-    scopes = {**ServerMomentum.scopes, "slots": "server"}
+    every_step = True
+    scopes = {**FixMatch.scopes, "slots": "server"}
 
     def __init__(
         self,
         model: nn.Module,
         num_groups: int = 2,
         group_state: Literal["slots", "global"] = "slots",
+        unsup_norm: Literal["confident", "all"] = "confident",
         full_batch: bool = True,
         server_momentum: float = 0.0,
         **base: Any,
     ) -> None:
         super().__init__(model, full_batch=full_batch, server_momentum=server_momentum, **base)
-        self.require("from 1", num_groups=num_groups >= 1)
         count = num_groups if group_state == "slots" else 0
         self.slots = nn.ModuleList(copy.deepcopy(model).requires_grad_(False) for _ in range(count))
 
@@ -78,6 +79,10 @@ class FedRGD(ServerMomentum, LabelsEveryStep):
         """Names of slot ``group``'s tensors, by their name in the global model."""
         names = [name for name, _ in self.model.state_dict().items()]
         return {f"model.{name}": f"slots.{group}.{name}" for name in names}
+
+    def mean_loss(self, losses: Tensor, keep: Tensor) -> Tensor:
+        """See ``unsup_norm``."""
+        return super().mean_loss(losses, keep) if self.hparams.unsup_norm == "confident" else (losses * keep).mean()
 
     @torch.no_grad()
     def aggregate(self, uploads: Sequence[Upload]) -> None:

@@ -9,17 +9,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from methods.base import Batch, Site, Stream, Upload
-from methods.parts.labels_at_server import LabelsAtServer
-from methods.parts.pseudo_labels import PseudoLabels
-from methods.parts.server_momentum import ServerMomentum
-from methods.parts.static_norms import StaticNorms
+from methods.fixmatch import FixMatch
 from methods.parts.tensors import set_gradient, wide
 
 Tensors = Mapping[str, Tensor]
 ETA = 0.01
 
 
-class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
+class FL2(FixMatch):
     """(FL)2: overcoming few labels in federated semi-supervised learning (Lee et al., NeurIPS 2024).
 
     CAT: a client keeps pseudo-labels above its own class-wise thresholds (Eqs. 7-10). SACR: on samples above
@@ -57,11 +54,11 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         selection: ``adaptive`` thresholds (CAT), or ``fixed`` at ``threshold`` (FixMatch).
         rho: size of the perturbation.
         w_cs: weight of the consistency term; 0: no SACR.
-        aggregation: ``lsaa``, or see ``ServerMomentum``.
+        aggregation: ``lsaa``, or ``uniform``.
         server_pretrain: see ``LabelsAtServer``.
     """
 
-    scopes = {**ServerMomentum.scopes, "tau": "local"}
+    scopes = {**FixMatch.scopes, "tau": "local"}
     tau: Tensor
 
     def __init__(
@@ -70,12 +67,11 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         selection: Literal["adaptive", "fixed"] = "adaptive",
         rho: float = 0.1,
         w_cs: float = 1.0,
-        aggregation: Literal["lsaa", "uniform", "size"] = "lsaa",
+        aggregation: Literal["lsaa", "uniform"] = "lsaa",
         server_pretrain: int = 10,
         **base: Any,
     ) -> None:
-        super().__init__(model, server_pretrain=server_pretrain, aggregation=aggregation, **base)
-        self.require("from 0", rho=rho >= 0, w_cs=w_cs >= 0)
+        super().__init__(model, server_pretrain=server_pretrain, **base)
         self.automatic_optimization = False
         self.register_buffer("tau", torch.ones(()))  # a client without pseudo-labels counts as certain
 
@@ -88,14 +84,13 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         confidence, labels = probabilities.max(dim=1)
         return labels, confidence >= thresholds[labels]
 
-    def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
+    def pseudo_labelled(self, client: Site, p: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """Return the selected samples with labels ``y`` and the mask ``high`` of the consistency term."""
-        index = client.data.unlabelled
-        labels, keep = self.select(probabilities)
-        client.report_pseudo_labels(index, labels, keep)
         self.log("tau", self.tau)
-        high = self.consistent(client, labels, probabilities)
-        return {"unlabelled": self.fixed(index[keep], {"strong": "strong"}, y=labels[keep], high=high[keep])}
+        made = super().pseudo_labelled(client, p, labels, keep)
+        high = self.consistent(client, labels, p)
+        made["unlabelled"].fields = {"y": labels[keep], "high": high[keep]}
+        return made
 
     def consistent(self, client: Site, labels: Tensor, probabilities: Tensor) -> Tensor:
         """Select the samples of the perturbation and the consistency term, bool ``[n]``: the highly confident ones."""
@@ -130,7 +125,7 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         w_star = self.perturbed(w, gradients(self.scaled(loss_p), w, retain_graph=True), h.rho)  # Eq. 12
         loss = h.lambda_u * self.adaptive_loss(losses, high) + self.labelled_loss(batch)
         logits_star = wide(functional_call(self.model, w_star, (x,)))
-        loss_cs = self.consistency(logits.detach(), logits_star, y, high)  # Eq. 13
+        loss_cs = self.consistency(samples, logits.detach(), logits_star)  # Eq. 13
 
         slopes, slopes_star = gradients(self.scaled(loss), w), gradients(self.scaled(h.w_cs * loss_cs), w_star)
         for name in slopes:
@@ -153,9 +148,9 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
             return 0.0
         return F.cross_entropy(wide(self(batch["labelled"]["x"])), batch["labelled"]["y"])
 
-    def consistency(self, target: Tensor, logits: Tensor, y: Tensor, high: Tensor) -> Tensor:
+    def consistency(self, samples: Tensors, target: Tensor, logits: Tensor) -> Tensor:
         """L_cs: KL(prediction at W || prediction at W*) of the highly confident samples, over the batch size."""
-        return (divergence(target, logits) * high).mean()
+        return (divergence(target, logits) * samples["high"]).mean()
 
     def make_upload(self, client: Site) -> Upload | None:
         """Return the model and, for LSAA, the client's mean confidence."""
@@ -165,7 +160,7 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         return upload
 
     def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
-        """Return LSAA's weights, unless another aggregation is set."""
+        """Return LSAA's weights, or uniform ones."""
         if self.hparams.aggregation != "lsaa":
             return super().weights(uploads)
         return lsaa_weights(torch.stack([upload.stats["tau"] for upload in uploads]).tolist())

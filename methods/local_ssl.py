@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from datamodules.base import SiteData
 from datamodules.partition.roster import Roster
 from methods.base import Batch, FedMethod, LocalWork, Pass, Site, StepNumber, Stream
-from methods.parts.losses import proximal_term
-from methods.parts.rosters import require_labels
+from methods.parts.tensors import proximal_term
 
 
 class LocalSSL(FedMethod):
@@ -26,8 +25,8 @@ class LocalSSL(FedMethod):
             + prox_mu / 2 ||theta - theta_global||^2
         lambda_k = unsup_weight * min(1, (k+1) / unsup_ramp)
 
-    Targets are the weak view's prediction: its class (``unsup_targets=hard``), or its probabilities at ``temperature``
-    (``soft``). The last term is FedProx's (MLSys 2020), over the parameters.
+    The target is the weak view's class (``FixMatch``), or its probabilities at ``temperature`` (``UDA``). The last term
+    is FedProx's (MLSys 2020), over the parameters.
 
     The defaults are FedAvg+FixMatch. The paper's other rows are rows of its suite: UDA has soft targets, weight 8 and a
     ramp of 20 steps; FedAvg* has ``unsup_weight=0``; SL is FedAvg* on data with ``hidden_labels=revealed``, which adds
@@ -45,22 +44,18 @@ class LocalSSL(FedMethod):
     | ``unsup_weight``, ``unsup_ramp``, ``temperature``: UDA | not given | 8, 20, 1 | 8, 20, 1 (original: 1, 0, 0.4) |
     | ``prox_mu`` | not given | 0.1 in an unused optimiser | 0 (FedProx rows 0.1) |
     | labelled view | not given | crop, flip, Cutout 16 | as released |
-    | ``supervised_steps`` | none | FedDure only | 0 |
     | aggregation | sizes | n_s + n_u, the whole state | as released |
 
-    A visit has ``supervised_steps`` steps on the labelled loss, then the joint steps, with one optimiser. In supervised
-    steps the unlabelled images are the stream ``beside``: they contribute to the batch statistics but to no loss.
-
     Args:
-        unsup_targets: the weak view's class (``hard``), or its probabilities at ``temperature`` (``soft``).
+        unsup_targets: ``hard``: ``FixMatch``; ``soft``: ``UDA``.
         unsup_weight: weight of the unlabelled images after the ramp.
         unsup_ramp: steps of a visit over which the weight rises; 0: none.
         unlabelled_bs: unlabelled images per step; default: from the client's numbers of images (``unlabelled_batch``).
         steps_per_visit: steps per local epoch; null: one pass over the labelled images.
-        supervised_steps: steps on labelled images alone at the beginning of a visit.
     """
 
     scenario = "all_clients"
+    retired = {"supervised_steps": 0}
     scopes = {"anchor": "local"}
     views = {"labelled": {"x": "cutout"}, "unlabelled": {"weak": "weak", "strong": "strong"}}
     few_steps: ClassVar[tuple[int, int]] = (1, 2)
@@ -78,7 +73,6 @@ class LocalSSL(FedMethod):
         prox_mu: float = 0.0,
         unlabelled_bs: int | None = None,
         steps_per_visit: int | None = 5,
-        supervised_steps: int = 0,
         lr: float = 5e-4,
         optimizer: Literal["adam", "sgd"] = "adam",
         weight_decay: float = 0.0,
@@ -96,25 +90,20 @@ class LocalSSL(FedMethod):
             reset_momentum=reset_momentum,
             **base,
         )
-        self.require("from 0", prox_mu=prox_mu >= 0, unsup_ramp=unsup_ramp >= 0, unsup_weight=unsup_weight >= 0)
-        self.require("above 0", temperature=temperature > 0)
-        self.require("from 1, or null", unlabelled_bs=unlabelled_bs is None or unlabelled_bs >= 1)
         self.require("from 1, or null", steps_per_visit=steps_per_visit is None or steps_per_visit >= 1)
         self.require_thresholds("threshold")
+        self.objective = UDA(threshold, temperature) if unsup_targets == "soft" else FixMatch(threshold)
         self.anchor = copy.deepcopy(model).requires_grad_(False) if prox_mu else None
         self.joint_steps = 0
 
-    def configure_optimizers(self) -> Any:
-        """Return one optimiser for the model."""
-        return self.make_optimizer(self.model.parameters(), self.hparams.lr)
-
-    def make_optimizer(self, parameters: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-        """Return Adam, or the base class's SGD, with this rate."""
+    def make_optimizer(self, parameters: Iterable[Tensor], lr: float | None = None) -> torch.optim.Optimizer:
+        """Return Adam, or the base class's SGD."""
         h = self.hparams
-        if h.optimizer == "adam":
-            # Steps may be captured in a CUDA graph.
-            return torch.optim.Adam(parameters, lr, weight_decay=h.weight_decay, fused=True, capturable=True)
-        return torch.optim.SGD(parameters, lr, h.momentum, weight_decay=h.weight_decay, nesterov=h.nesterov, fused=True)
+        if h.optimizer == "sgd":
+            return super().make_optimizer(parameters, lr)
+        rate = h.lr if lr is None else lr
+        # Steps may be captured in a CUDA graph.
+        return torch.optim.Adam(parameters, rate, weight_decay=h.weight_decay, fused=True, capturable=True)
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """Draw clients as the roster does.
@@ -122,7 +111,7 @@ class LocalSSL(FedMethod):
         Raises:
             ConfigError: no client holds labels.
         """
-        require_labels(roster)
+        self.require_labels(roster)
         return super().select_clients(round, roster)
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
@@ -138,22 +127,14 @@ class LocalSSL(FedMethod):
         return streams
 
     def local_work(self, client: Site) -> LocalWork:
-        """Run the supervised steps first; the streams then restart.
-
-        A joint pass has a fixed number of steps, or is one pass over the labelled images.
-        """
+        """Take a fixed number of steps per local epoch, or one pass over the labelled images."""
         h = self.hparams
         streams = self.streams(client.data)
         for stream in streams.values():
             stream.cycle = True
-        work = []
-        if h.supervised_steps:
-            work.append(Pass(supervised_streams(streams), h.supervised_steps))
-        joint = dict(streams)
         if h.steps_per_visit is None and streams:
-            measured = "labelled" if "labelled" in streams else "unlabelled"
-            joint[measured] = replace(streams[measured], cycle=False)
-        return work + [Pass(joint, h.steps_per_visit)] * int(h.local_epochs)
+            streams["labelled" if "labelled" in streams else "unlabelled"].cycle = False
+        return [Pass(streams, h.steps_per_visit)] * int(h.local_epochs)
 
     def on_train_start(self) -> None:
         """Store the received parameters for the proximal term."""
@@ -162,9 +143,7 @@ class LocalSSL(FedMethod):
             self.anchor.load_state_dict(self.model.state_dict())
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Set lambda_k, where k is the 0-based joint step of the visit."""
-        if "beside" in batch:
-            return
+        """Set lambda_k, where k is the 0-based step of the visit."""
         h = self.hparams
         self.joint_steps += 1  # k + 1
         self.lambda_k = h.unsup_weight * min(1.0, self.joint_steps / max(1, h.unsup_ramp))
@@ -199,31 +178,52 @@ class LocalSSL(FedMethod):
         return (certain * losses).sum() / len(losses)
 
     def unsupervised(self, out: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return each unlabelled image's loss, and 1 where the weak view is certain, else 0; ``[N]`` each.
-
-        Certainty does not depend on the temperature.
-        """
-        h = self.hparams
-        weak = out["weak"].detach()
-        confidence, classes = weak.softmax(dim=1).max(dim=1)
-        targets = classes if h.unsup_targets == "hard" else (weak / h.temperature).softmax(dim=1)
-        certain = (confidence >= h.threshold).to(weak.dtype)
+        """Return each unlabelled image's loss, and 1 where the weak view is certain, else 0; ``[N]`` each."""
+        losses, certain = self.objective(out["weak"].detach(), out["strong"])
         self.tally("pseudo/certain", certain.mean())
-        return F.cross_entropy(out["strong"], targets, reduction="none"), certain
+        return losses, certain
+
+
+@dataclass(frozen=True)
+class FixMatch:
+    """FixMatch's objective (Sohn et al., NeurIPS 2020): the strong view learns the class of the weak view.
+
+    Args:
+        threshold: probability of its class from which on a weak view is certain.
+    """
+
+    threshold: float
+
+    def __call__(self, weak: Tensor, strong: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each image's loss, and 1 where the weak view is certain, else 0, from logits ``[N, C]`` each."""
+        confidence, classes = weak.softmax(dim=1).max(dim=1)
+        losses = F.cross_entropy(strong, self.targets(weak, classes), reduction="none")
+        return losses, (confidence >= self.threshold).to(weak.dtype)
+
+    def targets(self, weak: Tensor, classes: Tensor) -> Tensor:
+        """Return the targets: the weak views' classes ``[N]``."""
+        return classes
+
+
+@dataclass(frozen=True)
+class UDA(FixMatch):
+    """UDA's objective (Xie et al., NeurIPS 2020): the strong view learns the weak view's probabilities.
+
+    Args:
+        temperature: of the targets; certainty does not depend on it.
+    """
+
+    temperature: float
+
+    def targets(self, weak: Tensor, classes: Tensor) -> Tensor:
+        """Return the sharpened probabilities ``[N, C]``."""
+        return (weak / self.temperature).softmax(dim=1)
 
 
 def images(batch: Batch) -> dict[str, Tensor]:
     """Return a batch's images by field, labelled ones first."""
     streams = [batch[name] for name in ("labelled", "unlabelled", "beside") if name in batch]
     return {field: values for stream in streams for field, values in stream.items() if field != "y"}
-
-
-def supervised_streams(streams: Mapping[str, Stream]) -> dict[str, Stream]:
-    """Return the streams of supervised steps, where unlabelled images are ``beside`` the labelled ones."""
-    made = {name: stream for name, stream in streams.items() if name != "unlabelled"}
-    if "unlabelled" in streams:
-        made["beside"] = replace(streams["unlabelled"], fields={}, draws="unlabelled")
-    return made
 
 
 def unlabelled_batch(labelled: int, unlabelled: int, batch_size: int, few: tuple[int, int], cap: int | None) -> int:

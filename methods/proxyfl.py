@@ -12,8 +12,7 @@ from datamodules.common.errors import ConfigError
 from methods.base import Batch, FedMethod, Site, StepNumber, Upload, Visit
 from methods.models.backbone import Backbone
 from methods.parts.joint_steps import JointSteps
-from methods.parts.losses import smoothed_divergence
-from methods.parts.tensors import one_hot
+from methods.parts.tensors import one_hot, smoothed_divergence
 
 KEEP = 0.99  # decay of the prior per round
 ROWS = 4  # proxies per tuning step
@@ -86,7 +85,6 @@ class ProxyFL(JointSteps):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.require("from 0", icpl_weight=icpl_weight >= 0, gpt_epochs=gpt_epochs >= 0, gpt_lr=gpt_lr >= 0)
         self.register_buffer("prior", torch.full((num_classes,), 1.0 / num_classes))
         self.register_buffer("counts", torch.zeros(num_classes))
         size = classifier(self.model).in_features
@@ -117,21 +115,26 @@ class ProxyFL(JointSteps):
             out = super().outputs(batch)
         return {**out, "features": seen[-1]}
 
-    def unlabelled_loss(self, batch: Batch, out: Mapping[str, Tensor]) -> Tensor:
-        """L_u + icpl_weight L_c."""
-        samples = batch["unlabelled"]
-        local, p = out["weak"].detach().softmax(dim=1), self.received_predicts(samples["weak"])
-        decided, labels = self.decided(local, p), p.argmax(dim=1)
-        self.report(samples, labels, decided)
-        self.count(batch, labels, decided)
-        losses = smoothed_divergence(one_hot(labels, p.shape[1]).to(p.dtype), out["strong"])
-        loss: Tensor = self.mean_loss(losses, decided)
-        if self.hparams.icpl_weight:
-            with torch.autocast(self.device.type, enabled=False):  # products are compared with 1e-6
-                learnt = self.proxy_learning(batch, out, p, decided)
-            self.log("loss_icpl", learnt.detach())
-            loss = loss + self.hparams.icpl_weight * learnt
-        return loss
+    def training_step(self, batch: Batch, batch_idx: int) -> Any:
+        """Return ``L = L_x + lambda_u (L_u + icpl_weight L_c)``, and FedProx's term."""
+        h, out = self.hparams, self.outputs(batch)
+        loss = self.labelled_loss(batch, out)
+        if "unlabelled" in batch:
+            samples = batch["unlabelled"]
+            local, p = out["weak"].detach().softmax(dim=1), self.received_predicts(samples["weak"])
+            decided, labels = self.decided(local, p), p.argmax(dim=1)
+            self.report(samples, labels, decided)
+            self.count(batch, labels, decided)
+            targets = one_hot(labels, p.shape[1]).to(p.dtype)
+            unlabelled: Tensor = self.mean_loss(smoothed_divergence(targets, out["strong"]), decided)  # L_u
+            if h.icpl_weight:
+                with torch.autocast(self.device.type, enabled=False):  # products are compared with 1e-6
+                    learnt = self.proxy_learning(batch, out, p, decided)  # L_c
+                self.log("loss_icpl", learnt.detach())
+                unlabelled = unlabelled + h.icpl_weight * learnt
+            self.log("loss_unlabelled", unlabelled.detach())
+            loss = loss + h.lambda_u * unlabelled
+        return loss + self.proximal_loss()
 
     def decided(self, local: Tensor, p: Tensor) -> Tensor:
         """Mark unlabelled images on which either model is confident, bool ``[N]``."""

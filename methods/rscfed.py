@@ -12,7 +12,6 @@ from datamodules.partition.roster import Roster
 from methods.base import Upload
 from methods.parts.aggregation import State, read_mode, share_weights, weighted_mean
 from methods.parts.mean_teacher import SharpenedTeacher
-from methods.parts.rosters import require_labels
 
 
 class RSCFed(SharpenedTeacher):
@@ -49,8 +48,6 @@ class RSCFed(SharpenedTeacher):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.require("from 1", subsets=subsets >= 1, subset_size=subset_size >= 1)
-        self.require("above 0", labelled_multiplier=labelled_multiplier > 0)
         shares_out(labelled_weight_mode)
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
@@ -59,10 +56,9 @@ class RSCFed(SharpenedTeacher):
         Raises:
             ConfigError: no client holds labels, or the subsets cannot be drawn (also checked in the warm-up).
         """
-        h = self.hparams
-        require_labels(roster)
+        h, in_warmup = self.hparams, super().select_clients(round, roster)
         subsets = roster.subsets(max(round - h.warmup_rounds, 0), h.subsets, h.subset_size)
-        return super().select_clients(round, roster) if self.is_warmup(round) else subsets
+        return in_warmup if self.is_warmup(round) else subsets
 
     def aggregate(self, uploads: Sequence[Upload]) -> None:
         """Combine each subset, then take the plain mean (Eq. 7); FedAvg in the warm-up."""

@@ -48,7 +48,6 @@ class SAGE(JointSteps):
 
     def __init__(self, model: nn.Module, kappa: float = KAPPA, **base: Any) -> None:
         super().__init__(model, **base)
-        self.require("from 0", kappa=kappa >= 0)
 
     def targets(self, samples: Mapping[str, Tensor], local: Tensor) -> tuple[Tensor, Tensor]:
         """Return corrected labels, and where either model is confident."""

@@ -8,15 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.base import Batch, LocalWork, Site, StepNumber, Stream, Upload
-from methods.parts.labels_at_server import LabelsAtServer
-from methods.parts.pseudo_labels import PseudoLabels, has_batches
-from methods.parts.server_momentum import ServerMomentum
-from methods.parts.static_norms import StaticNorms
+from methods.fixmatch import FixMatch, has_batches
+from methods.parts.static_norms import NormChoices
 
 ALPHA = 0.75
 
 
-class SemiFL(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
+class SemiFL(NormChoices, FixMatch):
     """SemiFL (Diao et al., NeurIPS 2022), the main baseline of (FL)2 (NeurIPS 2024).
 
     The confident images form the fix set; the mix set has as many draws from all images, confident or not. Per batch,
@@ -49,28 +47,27 @@ class SemiFL(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
 
     def __init__(self, model: nn.Module, mix_weight: float = 1.0, batch_size: int = 10, **base: Any) -> None:
         super().__init__(model, batch_size=batch_size, **base)
-        self.require("from 0", mix_weight=mix_weight >= 0)
         self.lambdas = np.random.default_rng()
         self.trains = True
 
     def local_work(self, client: Site) -> LocalWork:
-        """As in ``PseudoLabels``; mixing weights come from a separate random stream per visit."""
+        """As in ``FixMatch``; mixing weights come from a separate random stream per visit."""
         self.lambdas = np.random.default_rng(client.generator("order/mix_lambda").initial_seed())
         return super().local_work(client)
 
     def visit_streams(self, client: Site) -> dict[str, Stream]:
-        """See ``PseudoLabels``."""
+        """See ``FixMatch``."""
         streams = super().visit_streams(client)
         self.trains = any(has_batches(streams, name) for name in streams)
         return streams
 
-    def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
+    def pseudo_labelled(self, client: Site, p: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """Return the fix set, and a mix set of as many draws with replacement, redrawn in every local epoch."""
-        made = super().pseudo_labelled(client, probabilities)
+        made = super().pseudo_labelled(client, p, labels, keep)
         fix = made["unlabelled"]
         if self.hparams.mix_weight and len(fix):
             fix.views = {"weak": "weak", "strong": "strong"}
-            made["mix"] = self.mix_set(client, *self.select(probabilities))
+            made["mix"] = self.mix_set(client, labels, keep)
         return made
 
     def mix_set(self, client: Site, labels: Tensor, keep: Tensor) -> Stream:
@@ -85,7 +82,7 @@ class SemiFL(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
             self.lam = self.lambdas.beta(ALPHA, ALPHA)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Any:
-        """Return the loss of ``PseudoLabels`` (the fix term, and labels if any) plus the mix term."""
+        """Return the loss of ``FixMatch`` (the fix term, and labels if any) plus the mix term."""
         loss = super().training_step(batch, batch_idx)
         if "mix" in batch:
             loss = loss + self.hparams.mix_weight * self.mix_loss(batch["unlabelled"], batch["mix"])

@@ -4,9 +4,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from datamodules.partition.roster import Roster
-from methods.base import Batch, Site
+from methods.base import Batch
 from methods.parts.labels_at_server import LabelsAtServer
-from methods.parts.rosters import require_server_labels
 from methods.parts.round_schedule import RoundSchedule
 from methods.parts.static_norms import StaticNorms
 
@@ -21,14 +20,11 @@ class ServerOnly(LabelsAtServer, StaticNorms, RoundSchedule):
     | ``sbn_scope`` | - | - | ``all``: statistics of labelled and unlabelled images, as in the other rows |
     """
 
+    needs_labels = True
+
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """Select no client."""
         return [[]]
-
-    def server_step(self, server: Site) -> None:
-        """Train as in ``LabelsAtServer``; labels are required here."""
-        require_server_labels(server.data)
-        super().server_step(server)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the cross-entropy."""

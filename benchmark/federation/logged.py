@@ -8,7 +8,7 @@ import torch
 from benchmark.federation.reference import Sums
 from benchmark.runs.metrics import pseudo_label_classes, pseudo_label_shares
 from datamodules.common.errors import RunError
-from methods.parts.tally import different_shapes
+from methods.parts.engine_state import different_shapes
 
 
 def sum_logged(parts: Iterable[tuple[str, Sums]]) -> Sums:

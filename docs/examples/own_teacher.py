@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.base import Batch, FedMethod, LocalWork, Pass, Site, Stream, Upload
-from methods.parts.teacher import ema_update
+from methods.parts.tensors import ema_update
 
 
 class OwnTeacher(FedMethod):

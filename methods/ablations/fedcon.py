@@ -1,7 +1,7 @@
 """FedCon as in its public code, and with the student that this code keeps but does not use."""
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from math import cos, pi
 from typing import Any
 
@@ -12,7 +12,7 @@ from datamodules.base import SiteData
 from datamodules.common.errors import ConfigError
 from methods.base import Batch, LocalWork, Site, StepNumber, Stream
 from methods.fedcon import FedCon
-from methods.parts.teacher import ema_update
+from methods.parts.tensors import ema_update
 
 EPOCH = 1000
 """Batches that count as one round in the schedule of the mean student (released code)."""
@@ -29,10 +29,10 @@ class ReleasedFedCon(FedCon):
 
     rate = StepNumber()  # of LARS
 
-    def client_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    def client_optimizer(self) -> torch.optim.Optimizer:
         """Return LARS with the clients' hyperparameters and a rate that changes in every step."""
         self.rate = self.learning_rate()
-        return LARS(parameters, self.rate, self.hparams.momentum, self.hparams.weight_decay)
+        return LARS(self.learners(), self.rate, self.hparams.momentum, self.hparams.weight_decay)
 
     def local_work(self, client: Site) -> LocalWork:
         """Train as in FedCon; the warm-up is ten epochs of full batches."""

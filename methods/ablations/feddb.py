@@ -17,12 +17,11 @@ class AllImages(FedDB):
 
     labels_alone = None
 
-    def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
+    def pseudo_labelled(self, client: Site, p: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """As in ``FedDB``, with the share of confident images."""
-        made = super().pseudo_labelled(client, probabilities)
-        share = self.select(probabilities)[1].float().mean()
+        made = super().pseudo_labelled(client, p, labels, keep)
         fields = made["unlabelled"].fields
-        made["unlabelled"].fields = {**fields, "share": share.expand(len(fields["y"]))}
+        made["unlabelled"].fields = {**fields, "share": keep.float().mean().expand(len(fields["y"]))}
         return made
 
     def followed(self, client: Site, streams: Mapping[str, Stream]) -> Tensor:
@@ -55,8 +54,6 @@ class CountedSteps(FedDB):
         **base: Any,
     ) -> None:
         super().__init__(model, num_classes, **base)
-        self.require("from 1", steps_per_epoch=steps_per_epoch >= 1)
-        self.require("from 1, or null", unlabelled_bs=unlabelled_bs is None or unlabelled_bs >= 1)
 
     def local_work(self, client: Site) -> LocalWork:
         """Return the streams of ``FedDB``, restarted until the steps are taken."""

@@ -82,7 +82,6 @@ class Released(WithoutFReg):
         self, model: nn.Module, num_classes: int, warmup_steps: int = 10, creg_wait: int = 2, **base: Any
     ) -> None:
         super().__init__(model, num_classes, **base)
-        self.require("from 0", creg_wait=creg_wait >= 0)
         self.require("a number, for the schedule", steps_per_visit=self.hparams.steps_per_visit is not None)
 
     def configure_optimizers(self) -> Any:
@@ -107,17 +106,39 @@ class Released(WithoutFReg):
         super().on_train_batch_start(batch, batch_idx)
 
 
-class AsWritten(FedDure):
-    """Eqs. 2 and 4 taken literally: F-reg sees the output vector itself, and C-reg's gradient flows through the
-    weights.
+class FRegOnLogits(FedDure):
+    """F-reg sees the output vector itself (Eqs. 4, 6); the released code's unused network sees probabilities."""
 
-    ``FedDure`` uses probabilities, as the released code's unused network does, and weights without a gradient.
-    """
+    def image_weights(self, logits: Tensor) -> Tensor:
+        """F-reg's weights ``[N]`` for logits ``[N, C]``, which get no gradient."""
+        weights: Tensor = self.freg(logits.detach().to(self.dtype))
+        return weights
+
+
+class DifferentiableWeights(FedDure):
+    """Eqs. 2 and 4 to the letter: C-reg's gradient flows through the weights of its images, too."""
+
+    def image_weights(self, logits: Tensor) -> Tensor:
+        """F-reg's weights ``[N]``, with a gradient to the logits ``[N, C]``."""
+        weights: Tensor = self.freg(logits.to(self.dtype).softmax(dim=1))
+        return weights
+
+
+class AsWritten(FedDure):
+    """``FRegOnLogits`` and ``DifferentiableWeights`` together."""
 
     def image_weights(self, logits: Tensor) -> Tensor:
         """F-reg's weights ``[N]``, with a gradient to the logits ``[N, C]``."""
         weights: Tensor = self.freg(logits.to(self.dtype))
         return weights
+
+
+class NormalisedWeights(FedDure):
+    """Weighted losses are divided by the sum of their weights, where ``FedDure`` takes the mean over all images."""
+
+    def weighted(self, losses: Tensor, weights: Tensor) -> Tensor:
+        """``sum_i w_i l_i / sum_i w_i``."""
+        return (weights * losses).sum() / weights.sum()
 
 
 def released_rate(step: int, warmup: int, steps: int, wait: int = 0) -> float:

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from methods.base import Batch, LocalWork, Site, Upload, Visit
-from methods.fedmatch import FedMatch, flat, pairs, sparse_bytes, unflat, update
+from methods.fedmatch import FedMatch
+from methods.parts.additive import pairs
+from methods.parts.sparse import differs, flat, sparse_bytes, unflat
 
 
 class OwnEntriesKept(FedMatch):
@@ -35,7 +37,7 @@ class OwnEntriesKept(FedMatch):
         """Keep all weights of every client."""
         return {
             upload.visit.client: {
-                "psi": self.flat_psi(upload),
+                "psi": self.offered(upload),
                 "sigma": flat(upload.tensors[f"model.{name}"] for name in self.sigma()),
             }
             for upload in uploads
@@ -50,11 +52,14 @@ class OwnEntriesKept(FedMatch):
     def merged(self, server_weights: Tensor, client: int) -> dict[str, tuple[Tensor, Tensor]]:
         """Merge the server's weights with the client's own; by name, the result and a mask of the server's entries.
 
-        The server's entries are taken where they differ from the client's by more than ``delta``. Empty if the client
-        has no weights yet.
+        The server's entries are taken, as they are, where they differ from the client's by more than ``delta``; on both
+        sides entries of psi up to ``l1_threshold`` then count as 0. Empty if the client has no weights yet.
         """
-        new, own = self.by_name(server_weights), self.kept(client)
-        return {name: update(new[name], old, self.hparams.delta, self.cut(name)) for name, old in own.items()}
+        new, merged = self.by_name(server_weights), {}
+        for name, own in self.kept(client).items():
+            taken = differs(self.compared(name, new[name]), self.compared(name, own), self.hparams.delta)
+            merged[name] = torch.where(taken, new[name], own), taken
+        return merged
 
     def kept(self, client: int) -> dict[str, Tensor]:
         """Return the client's own weights by name: those of its last upload, if any."""
@@ -71,8 +76,7 @@ class OwnEntriesKept(FedMatch):
         """Count only the entries that the client takes from the server."""
         masks = {name: taken for name, (_, taken) in self.merged(sent["server_weights"], visit.client).items()}
         rest = {name: tensor for name, tensor in sent.items() if name not in masks and name != "server_weights"}
-        changed = sparse_bytes(list(masks.values()), [sent[name].element_size() for name in masks])
-        return super().sent_bytes(rest, visit) + changed
+        return super().sent_bytes(rest, visit) + sparse_bytes(masks, sent)
 
 
 class FedDuresOptimiser(OwnEntriesKept):
@@ -84,7 +88,7 @@ class FedDuresOptimiser(OwnEntriesKept):
     contract_data = {"pipeline": "randaugment_levels_cutout"}
     views = {**FedMatch.views, "labelled": {"x": "cutout"}}
 
-    def make_optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameters: Iterable[Tensor], lr: float | None = None) -> torch.optim.Optimizer:
         """Return Adam with the method's hyperparameters; its steps may be captured in a CUDA graph."""
         rate, decay = self.learning_rate(), self.hparams.weight_decay
         return torch.optim.Adam(list(parameters), rate, weight_decay=decay, fused=True, capturable=True)

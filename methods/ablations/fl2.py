@@ -1,16 +1,17 @@
 """Variants of (FL)2's step: the curves of Fig. 4, and the paper's version where the released code differs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
+from datamodules.base import FSSLDataModule
 from methods.base import Batch, Site, Stream
 from methods.fl2 import FL2, Tensors, divergence, gradients, joint_norm, moved
-from methods.parts.losses import masked_mean
-from methods.parts.tensors import set_gradient, wide
+from methods.parts.static_norms import LABELLED_BATCH, NormChoices
+from methods.parts.tensors import masked_mean, set_gradient, wide
 
 
 class AllSelected(FL2):
@@ -34,9 +35,9 @@ class CorrectlyLabelled(FL2):
 class CATWithSAM(CorrectlyLabelled):
     """Fig. 4, CAT+SAM: L_p(W*) replaces the KL divergence beside L_a(W); the paper does not say how they combine."""
 
-    def consistency(self, target: Tensor, logits: Tensor, y: Tensor, high: Tensor) -> Tensor:
+    def consistency(self, samples: Tensors, target: Tensor, logits: Tensor) -> Tensor:
         """L_p at W*."""
-        return masked_mean(F.cross_entropy(logits, y, reduction="none"), high)
+        return masked_mean(F.cross_entropy(logits, samples["y"], reduction="none"), samples["high"])
 
 
 class CATWithSAMInstead(CATWithSAM):
@@ -55,21 +56,42 @@ class PlainSAM(FL2):
         return moved(weights, sam(weights, slopes, rho))
 
 
-class AsWritten(FL2):
+class WeakTarget(FL2):
+    """The target of L_cs (Eq. 13) is the weak view's prediction at W; the released code computes it, then drops it."""
+
+    def pseudo_labelled(self, client: Site, p: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
+        """Return the streams of ``FL2`` with a weak view beside the strong one."""
+        made = super().pseudo_labelled(client, p, labels, keep)
+        made["unlabelled"].views = {"weak": "weak", "strong": "strong"}
+        return made
+
+    def consistency(self, samples: Tensors, target: Tensor, logits: Tensor) -> Tensor:
+        """L_cs against the weak view."""
+        with torch.no_grad():
+            weak = wide(self(samples["weak"]))
+        return super().consistency(samples, weak, logits)
+
+
+class ServerStatistics(FL2):
+    """Statistics of batch norm are those of the server's labelled images alone."""
+
+    def norm_batches(self, data: FSSLDataModule) -> Iterator[Tensor]:
+        """Yield the positions of these images, batch by batch."""
+        return iter(torch.split(data.server.labelled, LABELLED_BATCH))
+
+
+class AsWritten(NormChoices, FL2):
     """Eqs. 10 to 14 and Algorithm 1 as printed, where the released code differs.
 
     Batches hold all samples, with a mask for the selected ones (Eq. 10); L_cs is a mean over the whole batch (Eq. 13);
     the prediction at W* is the fixed target, and the gradient is taken at W (Algorithm 1, line 21).
     """
 
-    def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
+    def pseudo_labelled(self, client: Site, p: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """Return all samples with labels ``y``, the selected ones as ``keep``, and the mask ``high``."""
-        index = client.data.unlabelled
-        labels, keep = self.select(probabilities)
-        client.report_pseudo_labels(index, labels, keep)
-        self.log("tau", self.tau)
-        high = self.consistent(client, labels, probabilities)
-        return {"unlabelled": self.fixed(index, {"strong": "strong"}, y=labels, high=high, keep=keep)}
+        made = super().pseudo_labelled(client, p, labels, torch.ones_like(keep))
+        made["unlabelled"].fields["keep"] = keep
+        return made
 
     def unlabelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
         """L_a: mean over the selected samples of the batch."""

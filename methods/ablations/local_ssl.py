@@ -5,6 +5,7 @@ from torch import Tensor
 from methods.base import Batch
 from methods.feddure import FedDure
 from methods.local_ssl import LocalSSL, images
+from methods.parts.supervised_first import SupervisedFirst
 
 
 class OwnStatistics(LocalSSL):
@@ -26,7 +27,11 @@ class OwnStatistics(LocalSSL):
         return {name: self(views[name]).to(self.dtype) for name in chosen}
 
 
-class WithoutRegulators(LocalSSL):
+class SupervisedSteps(SupervisedFirst, LocalSSL):
+    """A baseline with the supervised steps of FedDure's released client."""
+
+
+class WithoutRegulators(SupervisedFirst, LocalSSL):
     """FedDure's recipe without either regulator: its rule for unlabelled batches; the rest is in the suite's row."""
 
     few_steps = FedDure.few_steps

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from methods.base import Batch, Site, Upload
-from methods.parts.losses import masked_mean
-from methods.parts.tensors import one_hot
+from methods.parts.tensors import masked_mean, one_hot
 from methods.proxyfl import ProxyFL, class_sets, classifier, icpl
 
 

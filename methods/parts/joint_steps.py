@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.base import Batch, FedMethod, LocalWork, Pass, Scope, Site
-from methods.parts.losses import proximal_term, smoothed_divergence
-from methods.parts.tensors import wide
+from methods.parts.tensors import proximal_term, smoothed_divergence, wide
 
 
 class JointSteps(FedMethod):
@@ -68,8 +67,6 @@ class JointSteps(FedMethod):
             clip_norm=clip_norm,
             **base,
         )
-        self.require("from 0", lambda_u=lambda_u >= 0, prox_mu=prox_mu >= 0)
-        self.require("from 1", unlabelled_bs=unlabelled_bs >= 1)
         self.require("false beside reset_momentum", share_momentum=not (share_momentum and self.hparams.reset_momentum))
         self.require_thresholds("threshold")
         self.received = copy.deepcopy(model).requires_grad_(False).eval()
@@ -107,18 +104,27 @@ class JointSteps(FedMethod):
     def training_step(self, batch: Batch, batch_idx: int) -> Any:
         """Return the local objective."""
         out = self.outputs(batch)
-        loss = torch.zeros((), device=self.device)
-        if "labelled" in batch:
-            supervised = F.cross_entropy(out["x"], batch["labelled"]["y"])
-            self.log("loss_labelled", supervised.detach())
-            loss = loss + supervised
+        loss = self.labelled_loss(batch, out)
         if "unlabelled" in batch:
-            unlabelled = self.unlabelled_loss(batch, out)
+            targets, mask = self.targets(batch["unlabelled"], out["weak"].detach().softmax(dim=1))
+            self.report(batch["unlabelled"], targets.argmax(dim=1), mask)
+            unlabelled = (mask * smoothed_divergence(targets, out["strong"])).mean()
             self.log("loss_unlabelled", unlabelled.detach())
             loss = loss + self.hparams.lambda_u * unlabelled
-        if self.hparams.prox_mu:
-            loss = loss + self.hparams.prox_mu * proximal_term(self.model.parameters(), self.received.parameters())
+        return loss + self.proximal_loss()
+
+    def labelled_loss(self, batch: Batch, out: Mapping[str, Tensor]) -> Tensor:
+        """L_x: cross-entropy on the labelled images, if any."""
+        if "labelled" not in batch:
+            return torch.zeros((), device=self.device)
+        loss = F.cross_entropy(out["x"], batch["labelled"]["y"])
+        self.log("loss_labelled", loss.detach())
         return loss
+
+    def proximal_loss(self) -> Tensor | float:
+        """FedProx's term."""
+        mu = self.hparams.prox_mu
+        return mu * proximal_term(self.model.parameters(), self.received.parameters()) if mu else 0.0
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
         """Logits of x, the weak and the strong view by field, from one forward pass."""
@@ -126,12 +132,6 @@ class JointSteps(FedMethod):
         logits = wide(self(torch.cat(list(views.values()))))
         parts = torch.split(logits, [len(view) for view in views.values()])
         return dict(zip(views, parts, strict=True))
-
-    def unlabelled_loss(self, batch: Batch, out: Mapping[str, Tensor]) -> Tensor:
-        """L_u: divergence between targets and the strong views' predictions; masked images count as 0."""
-        targets, mask = self.targets(batch["unlabelled"], out["weak"].detach().softmax(dim=1))
-        self.report(batch["unlabelled"], targets.argmax(dim=1), mask)
-        return (mask * smoothed_divergence(targets, out["strong"])).mean()
 
     def targets(self, samples: Mapping[str, Tensor], local: Tensor) -> tuple[Tensor, Tensor]:
         """Return targets t ``[N, C]`` of unlabelled images and the mask m of those that count, bool ``[N]``.

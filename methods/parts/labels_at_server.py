@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from datamodules.base import Scenario, SiteData
+from datamodules.common.errors import ConfigError
 from methods.base import FedMethod, Pass, Site, Stream
 
 
@@ -20,6 +21,9 @@ class LabelsAtServer(FedMethod):
 
     scenario: ClassVar[Scenario] = "server"
 
+    needs_labels: ClassVar[bool] = False
+    """Whether the server must hold labels, as the clients use none."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -29,12 +33,16 @@ class LabelsAtServer(FedMethod):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.require("from 0", server_pretrain=server_pretrain >= 0)
-        self.require("from 1", server_batch_size=server_batch_size >= 1)
 
     def server_step(self, server: Site) -> None:
-        """Fine-tune on the server's labels, if any; before the first round ``server_pretrain`` times."""
+        """Fine-tune on the server's labels, if any; before the first round ``server_pretrain`` times.
+
+        Raises:
+            ConfigError: ``needs_labels``, and the server has none.
+        """
         if not len(server.data.labelled):
+            if self.needs_labels:
+                raise ConfigError("the server has no labels to train on; set data.scenario=server and data.num_labels")
             return
         work = [Pass({"labelled": self.server_stream(server.data)})] * self.hparams.server_epochs
         for _ in range(self.hparams.server_pretrain if server.visit.before_first_round else 1):

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from datamodules.base import SiteData
 from datamodules.partition.roster import Roster
 from methods.base import Batch, FedMethod, Stream
-from methods.parts.rosters import require_labels
-from methods.parts.teacher import ema_decay, ema_update
-from methods.parts.tensors import wide
+from methods.parts.tensors import ema_decay, ema_update, wide
 
 
 class MeanTeacher(FedMethod):
@@ -46,7 +44,6 @@ class MeanTeacher(FedMethod):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.require("from 0 to 1", ema_decay=0 <= ema_decay <= 1)
         self.teacher = copy.deepcopy(model).requires_grad_(False)
         self.register_buffer("teacher_step", torch.zeros(()))
 
@@ -56,7 +53,7 @@ class MeanTeacher(FedMethod):
         Raises:
             ConfigError: no client holds labels.
         """
-        require_labels(roster)
+        self.require_labels(roster)
         return [list(roster.labelled) if self.is_warmup(round) else roster.sample(round)]
 
     def learning_rate(self) -> float:
@@ -110,8 +107,6 @@ class SharpenedTeacher(MeanTeacher):
 
     def __init__(self, model: nn.Module, lambda_u: float = 0.02, temperature: float = 0.5, **base: Any) -> None:
         super().__init__(model, **base)
-        self.require("from 0", lambda_u=lambda_u >= 0)
-        self.require("above 0", temperature=temperature > 0)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the cross-entropy on labels (Eq. 1) plus ``lambda_u`` times the consistency loss (Eq. 3)."""

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from datamodules.partition.roster import Roster
 from methods.base import Batch, FedMethod, Upload
-from methods.parts.rosters import require_labels
 
 
 class LabelledClients(FedMethod, ABC):
@@ -36,8 +35,6 @@ class LabelledClients(FedMethod, ABC):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.require("from 0 to 1", res_client_alpha=0 <= res_client_alpha <= 1)
-        self.require("from 1", res_skip=res_skip >= 1)
         self.reference: nn.Module | None = None
         if res_client_alpha:
             self.reference = copy.deepcopy(model).requires_grad_(False)
@@ -48,7 +45,7 @@ class LabelledClients(FedMethod, ABC):
         Raises:
             ConfigError: no client holds labels.
         """
-        require_labels(roster)
+        self.require_labels(roster)
         return [[client for client in roster.sample(round) if client in roster.labelled]]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -56,8 +53,9 @@ class LabelledClients(FedMethod, ABC):
         return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
 
     def aggregate(self, uploads: Sequence[Upload]) -> None:
-        """Average, then apply the residual connection."""
-        super().aggregate(uploads)
+        """Average, if any image was used, then apply the residual connection."""
+        if any(self.weights(uploads)):
+            super().aggregate(uploads)
         self.connect(uploads[0].visit.round)
 
     @abstractmethod

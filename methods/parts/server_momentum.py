@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,26 +21,24 @@ class ServerMomentum(RoundSchedule):
         model: the network.
         server_momentum: momentum of ``momentum_step``; it applies to parameters, buffers are averaged. 0: plain
             average.
-        aggregation: ``uniform`` over the clients that return an upload, or weighted by ``size``.
     """
 
     scopes = {"velocity": "server"}
     uploads_needed = "sum"
+    retired = {"aggregation": "uniform"}
 
     def __init__(
         self,
         model: nn.Module,
         server_momentum: float = 0.5,
-        aggregation: Literal["uniform", "size"] = "uniform",
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.require("0 or more and below 1", server_momentum=0 <= server_momentum < 1)
         self.velocity = resting_copy(model)
 
     def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
-        """Return the weights given by ``aggregation``."""
-        return super().weights(uploads) if self.hparams.aggregation == "size" else [1.0] * len(uploads)
+        """Weigh all clients that return an upload alike."""
+        return [1.0] * len(uploads)
 
     @torch.no_grad()
     def aggregate(self, uploads: Sequence[Upload]) -> None:

@@ -1,4 +1,10 @@
-"""Small tensor operations that work in every precision and never synchronise with the device."""
+"""Small functions of tensors: precisions, losses, ramps and moving averages; none synchronises with the device.
+
+Shapes: ``B`` samples, ``C`` classes.
+"""
+
+from collections.abc import Iterable
+from math import exp
 
 import torch
 from torch import Tensor
@@ -19,3 +25,48 @@ def set_gradient(parameter: Tensor, gradient: Tensor) -> None:
     """Set the parameter's gradient, in the parameter's memory format as fused optimisers require."""
     same = gradient.stride() == parameter.stride()
     parameter.grad = gradient if same else torch.empty_like(parameter).copy_(gradient)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of the values ``[B]`` where the mask is set; 0, with gradient 0, if it is set nowhere."""
+    return (values * mask).sum() / mask.sum().clamp_min(1)
+
+
+def smoothed_divergence(targets: Tensor, logits: Tensor, eps: float = 1e-10) -> Tensor:
+    """Per-sample KL(t || p), ``[B]``, where p is the softmax of the logits; only p gets a gradient.
+
+    ``eps`` is added to every entry of t and p, as in SAGE's released code; for one-hot targets the value equals the
+    cross-entropy up to about 1e-8.
+
+    Args:
+        targets: distributions ``[B, C]``.
+        logits: ``[B, C]``, float32 or wider.
+    """
+    t, p = targets.detach() + eps, logits.softmax(dim=1) + eps
+    return (t * (t.log() - p.log())).sum(dim=1)
+
+
+def proximal_term(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
+    """``||theta - theta_0||^2 / 2`` over all parameters (FedProx, Li et al., MLSys 2020, without the factor mu)."""
+    return 0.5 * torch.stack([(p - a).square().sum() for p, a in zip(parameters, anchors, strict=True)]).sum()
+
+
+def exponential_ramp(step: float, length: float) -> float:
+    """``exp(-5 (1 - min(step, length) / length)^2)``, the usual consistency ramp-up; 1 for a ramp of length 0."""
+    if length <= 0:
+        return 1.0
+    return exp(-5.0 * (1.0 - min(max(step, 0.0), length) / length) ** 2)
+
+
+def ema_decay(step: Tensor | float, decay: float, ramp: bool = True) -> Tensor:
+    """``min(1 - 1/(step + 1), decay)`` for the 0-based ``step``, in float64: the first update copies the student."""
+    ramped = 1.0 - 1.0 / (torch.as_tensor(step, dtype=torch.float64) + 1.0)
+    return torch.clamp(ramped, max=decay) if ramp else torch.full_like(ramped, decay)
+
+
+@torch.no_grad()
+def ema_update(teacher: Iterable[Tensor], student: Iterable[Tensor], decay: Tensor | float) -> None:
+    """``teacher <- decay * teacher + (1 - decay) * student`` in place, parameter by parameter."""
+    share = torch.as_tensor(1.0 - decay)
+    for target, source in zip(teacher, student, strict=True):
+        target.copy_(target.lerp(source.detach(), share.to(target.dtype)))

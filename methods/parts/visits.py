@@ -38,9 +38,14 @@ class Visit:
     rounds: int = 1
 
     @property
+    def at_server(self) -> bool:
+        """Whether this is a visit of the server."""
+        return self.client == SERVER
+
+    @property
     def before_first_round(self) -> bool:
         """Whether this is the server's visit before the first round."""
-        return self.client == SERVER and self.repeat > 0
+        return self.at_server and self.repeat > 0
 
 
 @dataclass

@@ -1,11 +1,15 @@
 """What all methods share."""
 
+from contextlib import nullcontext
+from pathlib import Path
+
 import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmark.config import Run, from_dict, from_yaml
 from benchmark.registry import KINDS, own_names
 from datamodules.common.errors import ConfigError
 from federations import few_data, make_method, sums_of
@@ -59,3 +63,23 @@ def test_no_second_rate_follows_the_first(name: str) -> None:
     assert tuned.hparams.lr == 0.0123
     second = [key for key in plain.hparams if key.endswith("_lr") or (key.startswith("lr_") and key != "lr_schedule")]
     assert {key: tuned.hparams[key] for key in second} == {key: plain.hparams[key] for key in second}
+
+
+RECORDS = Path(__file__).parents[2] / "results" / "runs"
+
+
+def test_committed_configurations_still_name_the_same_runs() -> None:
+    """Also those with arguments that a class has lost since, at the values that all of them have."""
+    found = {}
+    for file in RECORDS.glob("*/config.yaml"):
+        found[file.parent.name.split("-")[0]] = file
+    assert len(found) > 15
+    for file in found.values():
+        assert file.parent.name.endswith(Run.of(from_yaml(file.read_text())).id)
+
+
+def test_a_lost_argument_has_one_value() -> None:
+    for value, fits in ((0.01, True), (0.1, False)):
+        spec = {"class_path": "fedmatch", "init_args": {"lambda_i": value}}
+        with nullcontext() if fits else pytest.raises(ConfigError, match="lambda_i"):
+            Run.of(from_dict({"method": spec, "data": "digits"}))

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from benchmark.federation.fit import Fit
 from benchmark.federation.optimizers import OptimizerStates, kept_states
-from federations import NUM_CLIENTS, few_data, make_federation, run_rows, sums_of
+from federations import few_data, make_federation, sums_of
 from golden_files import load
-from host_reads import count_host_reads
 from methods.base import Upload, Visit
 from methods.fed_consist import FedConsist
 
@@ -115,19 +114,6 @@ def test_labelled_clients_share_half_of_the_weight() -> None:
     assert plain == [10.0, 30.0, 20.0, 60.0]
 
 
-def test_without_a_ramp_the_teacher_follows_slowly_from_the_first_step() -> None:
-    """ema_ramp = false: teacher <- 0.9 teacher + 0.1 student at once; with the ramp the first step copies."""
-    for ramp, moved in ((False, 0.1), (True, 1.0)):
-        method = FedConsist(Toy(), ema_decay=0.9, ema_ramp=ramp)
-        with torch.no_grad():
-            for value in method.model.parameters():
-                value.add_(1.0)
-        before = [value.clone() for value in method.teacher.parameters()]
-        method.on_train_batch_end(None, {"unlabelled": {}}, 0)
-        for old, new in zip(before, method.teacher.parameters(), strict=True):
-            torch.testing.assert_close(new - old, torch.full_like(old, moved))
-
-
 def test_a_client_with_all_labels_has_no_teacher_before_the_warmup_ends() -> None:
     """Its teacher is the global model after the warm-up, not the untrained one that it received first."""
     federation = make_federation("fed_consist", data=few_data(3), rounds=3, warmup_rounds=2)
@@ -138,28 +124,3 @@ def test_a_client_with_all_labels_has_no_teacher_before_the_warmup_ends() -> Non
     federation.method.on_train_start()
     for name, value in federation.method.teacher.state_dict().items():
         assert torch.equal(value, federation.server[f"model.{name}"])
-
-
-def test_the_start_of_the_teacher_reads_nothing_back() -> None:
-    """A copy where it has made no step, and kept where it has; the device decides that alone."""
-    method = FedConsist(Toy(), warmup_rounds=1)
-    with torch.no_grad():
-        for value in method.model.parameters():
-            value.add_(1.0)
-    method.model.bn.num_batches_tracked.fill_(7)
-    before = {name: value.clone() for name, value in method.teacher.state_dict().items()}
-    student = method.model.state_dict()
-    for round, steps, copied in ((0, 0, False), (1, 3, False), (1, 0, True)):
-        method.visit = Visit(round=round, labelled=False)
-        method.teacher_step.fill_(steps)
-        with count_host_reads() as reads:
-            method.on_train_start()
-        assert not reads
-        wanted = student if copied else before
-        assert all(torch.equal(value, wanted[name]) for name, value in method.teacher.state_dict().items())
-
-
-def test_warmup_trains_labelled_clients_only() -> None:
-    """Before warmup_rounds only client 0 is visited, afterwards everybody."""
-    rows = run_rows(make_federation("fed_consist", rounds=3, warmup_rounds=2))
-    assert [row["participants"] for row in rows] == [1, 1, NUM_CLIENTS]

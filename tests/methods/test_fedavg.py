@@ -28,17 +28,6 @@ def test_objective_and_participants() -> None:
     assert method.select_clients(3, sampled) == [[c for c in sampled.sample(3) if c % 2 == 0]]
 
 
-def test_the_lower_bound_is_the_model_of_the_labelled_client() -> None:
-    """With one labelled client the global model is its model; the images of the others change nothing."""
-    run = make_federation("fedavg", few_data(5, 1), rounds=2)
-    visit = run.visits(0)[0]
-    upload = run.engine.run_visit(visit, run.engine.send(visit, run.server), None)[0].upload
-    assert upload is not None
-    row = run.run_round(0)
-    assert row is not None and row["visits"] == 1
-    assert all(torch.equal(v, run.server[k]) for k, v in upload.tensors.items())
-
-
 def test_the_upper_bound_weighs_all_clients_by_size() -> None:
     """All clients labelled: sum of n_i w_i over the sum of n_i."""
     data = few_data(3)
@@ -112,22 +101,6 @@ def test_everything_is_mixed_and_counters_are_truncated() -> None:
         assert int(mixed.num_batches_tracked) == 2
 
 
-def test_unit_zero_only_sets_the_reference() -> None:
-    """first: the model after unit 0 is the first reference; else the reference stays what it was."""
-    for first, expected in ((True, 6.0), (False, 1.0)):
-        model, reference = Scalar(6.0), Scalar(1.0)
-        residual_connection(reference, model, 0, 0.8, 5, first)
-        assert (float(model), float(reference)) == (6.0, expected)
-
-
-def test_no_mix_without_alpha_or_between_the_steps() -> None:
-    """alpha = 0 and other indices leave both modules alone."""
-    for index, alpha in ((5, 0.0), (0, 0.0), (4, 0.8), (6, 0.8), (7, 0.8)):
-        model, reference = Scalar(6.0), Scalar(1.0)
-        residual_connection(reference, model, index, alpha, 5)
-        assert (float(model), float(reference)) == (6.0, 1.0)
-
-
 def run(rounds: int, **args: Any) -> list[dict[str, torch.Tensor]]:
     """Global models after each round."""
     federation, seen = make_federation("fedavg", rounds=rounds, **args), []
@@ -135,15 +108,6 @@ def run(rounds: int, **args: Any) -> list[dict[str, torch.Tensor]]:
         federation.run_round(number)
         seen.append({k: v.clone() for k, v in federation.server.items() if k.startswith("model.")})
     return seen
-
-
-def test_first_mix_is_the_weighted_mean_of_two_global_models() -> None:
-    """Until the mix FedAvg+ is FedAvg; then 0.8 of the old model and 0.2 of the new one."""
-    plain, plus = run(3), run(3, res_client_alpha=0.8, res_skip=2)
-    for number in (0, 1):
-        assert all(torch.equal(v, plain[number][k]) for k, v in plus[number].items())
-    for name, value in plus[2].items():
-        torch.testing.assert_close(value, 0.8 * plain[0][name] + 0.2 * plain[2][name])
 
 
 def test_the_first_reference_may_be_the_initial_model() -> None:

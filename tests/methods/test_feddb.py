@@ -1,7 +1,6 @@
 """FedDB: DMA against the released server, the local steps against plain torch, and what every switch does."""
 
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,16 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.federation.loop import Federation
-from benchmark.federation.reference import LocalSite
 from datamodules.digits import Digits
 from federations import FewDigits, make_method, plain_fabric, run_rows, site_of, visited
 from golden_files import load
-from methods import models
 from methods.ablations.feddb import AllImages, CountedSteps
 from methods.base import Upload, Visit
 from methods.feddb import FedDB, model_weights
 from methods.fixmatch import FixMatch
-from methods.parts.dpl import app_u, debias
+from methods.parts.dpl import app_u
 
 DMA = load("feddb/dma")
 SIDE = 16
@@ -60,21 +57,6 @@ def federation(
     return Federation(method, data, data.roster(0), plain_fabric(), rounds, seed=0)
 
 
-def with_batch_norm(**args: Any) -> Federation:
-    """FedDB around a small network that always normalises with the batch at hand."""
-    torch.manual_seed(0)
-    model = models.build("wrn28_2", 10, depth=10, width=1, norm="batch")
-    data = small_data(2)
-    return Federation(
-        FedDB(model, num_classes=10, **{"threshold": 0.3, "local_epochs": 2, **args}),
-        data,
-        data.roster(0),
-        plain_fabric(),
-        rounds=1,
-        seed=0,
-    )
-
-
 # --- DMA
 
 
@@ -92,26 +74,6 @@ def test_released_weights(case: dict[str, Any], dtype: torch.dtype) -> None:
         torch.testing.assert_close(model_weights(averages, as_written=True), torch.tensor(written), **tolerance)
 
 
-@pytest.mark.parametrize(
-    ("averages", "coded", "written"),
-    [
-        ([[0.9, 0.1], [0.5, 0.5]], [0.4497, 0.5503], [0.2601, 0.7399]),
-        (
-            [[0.5, 0.3, 0.2], [0.2, 0.2, 0.6], [0.4, 0.4, 0.2]],
-            [0.3318, 0.3340, 0.3341],
-            [0.2953, 0.3405, 0.3642],
-        ),
-        ([[1.0, 0.0] + [0.0] * 8] * 9 + [[0.0, 1.0] + [0.0] * 8], [0.0971] * 9 + [0.1263], [0.0875] * 9 + [0.2129]),
-    ],
-    ids=["two", "three", "worst"],
-)
-def test_examples_of_the_sheet(averages: list[list[float]], coded: list[float], written: list[float]) -> None:
-    """Two and three clients; nine one-hot clients against one."""
-    for as_written, expected in ((False, coded), (True, written)):
-        weights = model_weights(torch.tensor(averages), as_written)
-        torch.testing.assert_close(weights, torch.tensor(expected), rtol=0, atol=6e-5)
-
-
 def test_one_released_iteration_is_a_nesterov_step_of_a_fresh_optimiser() -> None:
     """100 times: a new torch.optim.SGD on the mean squared error, then softmax."""
     averages = torch.distributions.Dirichlet(torch.full((10,), 0.3)).sample((6,)).double()
@@ -123,16 +85,6 @@ def test_one_released_iteration_is_a_nesterov_step_of_a_fresh_optimiser() -> Non
         step.step()
         beta = beta.detach().softmax(dim=0)
     torch.testing.assert_close(model_weights(averages), beta)
-
-
-def test_literal_algorithm_ends_in_a_cycle() -> None:
-    """Two clients biased one way, one the other: as written, the weights favour the wrong side and never settle."""
-    averages = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9]], dtype=torch.float64)
-    torch.testing.assert_close(
-        model_weights(averages, as_written=True), torch.tensor([0.43, 0.38, 0.19]).double(), rtol=0, atol=5e-3
-    )
-    coded = model_weights(averages)
-    assert coded[2] > coded[1] > coded[0]
 
 
 @pytest.mark.parametrize("as_written", [False, True])
@@ -221,20 +173,6 @@ def test_clients_weigh_by_app_u_and_never_by_size() -> None:
 # --- local training
 
 
-def test_local_steps_are_full_batches_on_fixed_labels() -> None:
-    """Five steps per client and round, each on all labelled and all confident images; labels never change."""
-    run, batches = federation(rounds=1, aggregation="uniform"), []
-    run.method.on_train_batch_start = lambda batch, _: batches.append((run.method.visit.client, batch))
-    run.run_round(0)
-    for client in range(3):
-        seen = [batch for c, batch in batches if c == client]
-        assert len(seen) == 5
-        assert all(len(batch["labelled"]["y"]) == len(run.data.client(client).labelled) for batch in seen)
-        labels = [sorted(batch["unlabelled"]["y"].tolist()) for batch in seen]
-        assert all(a == b and a for a, b in pairwise(labels))
-        assert not torch.equal(seen[0]["unlabelled"]["strong"], seen[1]["unlabelled"]["strong"])
-
-
 def test_the_app_u_of_all_images_moves_without_confident_ones() -> None:
     """Algorithm 3 follows every image; the released code only those that pass the threshold."""
     ends = {}
@@ -254,38 +192,11 @@ def test_the_loss_over_all_images_is_the_mean_over_confident_ones_times_their_sh
     probabilities = torch.full((len(site.data.unlabelled), 10), 0.1)
     method.hparams.threshold = 0.5
     probabilities[::share, 3] = 0.9
-    stream = method.pseudo_labelled(site, probabilities)["unlabelled"]
+    stream = method.pseudo_labelled(site, probabilities, *method.select(probabilities))["unlabelled"]
     assert stream.fields["share"].tolist() == [pytest.approx(1 / share, abs=0.02)] * len(stream)
     samples = {"strong": torch.randn(4, 3, SIDE, SIDE), "y": torch.arange(4), "share": stream.fields["share"][:4]}
     plain = F.cross_entropy(method(samples["strong"]), samples["y"])
     torch.testing.assert_close(method.unlabelled_loss(samples), plain * float(samples["share"][0]))
-
-
-def test_pseudo_labels_are_debiased_and_the_app_u_covers_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once per round, from the received model: mean over all images, arg max and threshold of the debiased rows."""
-    run = federation(rounds=1, local_epochs=0)
-    shown: dict[int, Tensor] = {}
-    reported: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def predict(site: LocalSite, index: Tensor) -> Tensor:
-        return shown.setdefault(site.visit.client, FedDB.probabilities(run.method, site, index))
-
-    def report(site: LocalSite, index: Tensor, labels: Tensor, selected: Tensor) -> None:
-        reported[site.visit.client] = labels, selected
-
-    monkeypatch.setattr(run.method, "probabilities", predict)
-    monkeypatch.setattr(LocalSite, "report_pseudo_labels", report)
-    uploads, _, _ = run.run_visits(run.visits(0))
-    assert len(uploads) == 3
-    for upload in uploads:
-        data, p = run.data.client(upload.visit.client), shown[upload.visit.client]
-        assert len(p) == len(data.unlabelled) == upload.visit.size - len(data.labelled)
-        assert set(data.labelled.tolist()) <= set(data.unlabelled.tolist())
-        torch.testing.assert_close(upload.stats["app_u"], app_u(p))
-        confidence, labels = debias(p).max(dim=1)
-        assert torch.equal(reported[upload.visit.client][0], labels)
-        assert torch.equal(reported[upload.visit.client][1], confidence >= 0.7)
-        assert not torch.equal(labels, p.argmax(dim=1))
 
 
 def test_local_training_is_what_plain_torch_computes() -> None:
@@ -380,30 +291,6 @@ def test_counted_steps_are_feddbs_own_where_the_numbers_agree(threshold: float) 
     assert all(torch.equal(value, plain.server[name]) for name, value in counted.server.items())
 
 
-def test_weights_are_logged_whatever_the_number_of_uploads() -> None:
-    """Clients without a confident image may send nothing."""
-    run = federation(rounds=1)
-    uploads, _, _ = run.run_visits(run.visits(0))
-    for some in (uploads, uploads[:1], uploads[1:]):
-        run.become_server()
-        logged = run.engine.aggregate(some, 0)["dma_weights"][0]
-        assert logged.shape == (len(some),) and float(logged.sum()) == pytest.approx(1.0)
-
-
-def test_client_momentum_persists_and_the_rate_follows_the_rounds() -> None:
-    """A client's buffers come back with the next visit; the rate is 0.03 (1 + cos(pi t / T)) / 2."""
-    run, rates = federation(rounds=4, lr=0.03), []
-    for number in range(4):
-        run.method.visit = Visit(round=number, rounds=4)
-        rates.append(run.method.learning_rate())
-    assert rates == pytest.approx([0.03, 0.03 * 0.8535533905932737, 0.015, 0.03 * 0.14644660940672624])
-    run.run_round(0)
-    assert all(state.optimizers[0][0]["momentum_buffer"].abs().sum() > 0 for state in run.clients.values())
-    forgetful = federation(rounds=4, reset_momentum=True)
-    forgetful.run_round(0)
-    assert all(not state.optimizers for state in forgetful.clients.values())
-
-
 # --- relations to other methods
 
 
@@ -424,78 +311,3 @@ def test_dma_changes_the_average_only() -> None:
     for a, b in zip(first, second, strict=True):
         assert all(torch.equal(v, b.tensors[k]) for k, v in a.tensors.items())
         assert "app_u" in a.stats and "app_u" not in b.stats
-
-
-def test_one_client_makes_dma_void() -> None:
-    """With one participant every variant of DMA is the same run."""
-    states = []
-    for rule in ("dma", "dma_written", "uniform"):
-        run = federation(rounds=2, data=small_data(1), aggregation=rule, local_epochs=2)
-        run_rows(run)
-        states.append(run.method.tensors("shared"))
-    assert all(torch.equal(v, other[k]) for other in states[1:] for k, v in states[0].items())
-
-
-@cache
-def after_two_rounds(name: str | type = "feddb", **args: Any) -> dict[str, Tensor]:
-    """The server's tensors after two rounds on a skewed partition."""
-    data = small_data(partition="dirichlet", beta=0.5, min_size=1, shuffle=False)
-    run = federation(data=data, name=name, **{"local_epochs": 2, **args})
-    run.run_round(0)
-    run.run_round(1)
-    return run.server
-
-
-@pytest.mark.parametrize(
-    "switch",
-    [
-        {"aggregation": "dma_written"},
-        {"aggregation": "uniform"},
-        {"aggregation": "size"},
-        {"dpl": False},
-        {"gamma": 0.9},
-        {"name": AllImages},
-        {"threshold": 0.9},
-        {"lambda_u": 0.5},
-        {"full_batch": False},
-        {"server_momentum": 0.0},
-        {"lr_schedule": "constant"},
-        {"nesterov": False},
-        {"weight_decay": 0.0},
-        {"clip_norm": None},
-        {"reset_momentum": True},
-    ],
-    ids=lambda s: "-".join(f"{k}={v}" for k, v in s.items()),
-)
-def test_every_switch_does_something(switch: dict[str, Any]) -> None:
-    """The global model after two rounds differs from that of the defaults."""
-    before = after_two_rounds()
-    assert any(not torch.equal(v, before[k]) for k, v in after_two_rounds(**switch).items())
-
-
-def test_labelling_batches_matter_with_batch_statistics() -> None:
-    """Other blocks give other pseudo-labels where predictions depend on batch mates."""
-    run, default = with_batch_norm(eval_batch=20), with_batch_norm()
-    run.run_round(0)
-    default.run_round(0)
-    assert any(not torch.equal(v, default.server[k]) for k, v in run.server.items())
-
-
-def test_test_batches_matter_with_batch_statistics() -> None:
-    """Evaluation normalises with test batches of 250, in order; another size gives other probabilities."""
-    run = with_batch_norm()
-    assert run.method.eval_batch == 250
-    whole = run.evaluate()
-    run.method.eval_batch = 10
-    assert run.evaluate()["auc"] != whole["auc"]
-
-
-def test_weights_and_app_u_are_logged() -> None:
-    """Each row holds the round's DMA weights, their largest change, the mean APP-U and the pseudo-labels' quality."""
-    row = run_rows(federation(rounds=1))[0]
-    assert sum(row["server/dma_weights"]) == pytest.approx(1.0, abs=1e-5)
-    assert len(row["server/dma_weights"]) == 3
-    assert 0 <= row["server/dma_change"] < 0.1
-    assert sum(row["app_u"]) == pytest.approx(1.0, abs=1e-4)
-    assert 0 < row["pseudo/correct"] <= min(row["pseudo/selected"], row["pseudo/right"]) <= 1
-    assert row["loss_labelled"] > 0 and row["loss_unlabelled"] > 0

@@ -1,8 +1,7 @@
 """FedMatch: two parts of every weight and who trains which, helpers and when they come, and batches."""
 
 import copy
-import io
-from statistics import NormalDist, median
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -12,13 +11,14 @@ from torch import Tensor
 
 from benchmark.federation.loop import Federation
 from benchmark.federation.reference import LocalSite, Sent
-from datamodules.common.errors import ConfigError
-from federations import make_federation, run_rows
+from federations import make_federation
 from fedmatch_runs import AT_CLIENTS, GENTLE, NETWORKS, PLAIN, changed, federation, few, method, single
-from methods.ablations.fedmatch import FedDuresOptimiser
 from methods.base import Pass, Stream, Visit
-from methods.fedmatch import FedMatch, agreed_labels, flat, helper_divergence, nearest, noise_image, pairs
+from methods.fedmatch import FedMatch, agreed_labels, helper_divergence
+from methods.parts.additive import pairs
 from methods.parts.dpl import debias
+from methods.parts.helpers import nearest, noise_image
+from methods.parts.sparse import flat
 
 
 def images(count: int = 6, seed: int = 1) -> Tensor:
@@ -133,16 +133,6 @@ def test_psi_descends_on_the_unlabelled_loss(helped: bool, dpl: bool) -> None:
     fit(run, 0, {"x": x, "strong": strong, "index": torch.arange(6)} | ({"helpers": helpers} if helped else {}))
     for (_, new), old, slope in zip(pairs(made.model), psi, slopes, strict=True):
         torch.testing.assert_close(new, old - 0.01 * slope)
-
-
-def test_without_confident_images_only_the_regularisers_pull() -> None:
-    """psi moves by ``lr (lambda_l1 sign(psi) + 2 lambda_l2 (psi - sigma))``."""
-    made = method(threshold=1.1, lr=0.01, lambda_l1=0.5, **PLAIN)
-    run = federation(made)
-    before = [(sigma.detach().clone(), psi.detach().clone()) for sigma, psi in pairs(made.model)]
-    fit(run, 0, {"x": images(), "strong": images(), "index": torch.arange(6)})
-    for (sigma, psi), (_, new) in zip(before, pairs(made.model), strict=True):
-        torch.testing.assert_close(new, psi - 0.01 * (0.5 * psi.sign() + 20.0 * (psi - sigma)))
 
 
 # Helpers.
@@ -291,25 +281,6 @@ def test_the_average_is_uniform() -> None:
         torch.testing.assert_close(value, torch.stack([u.tensors[name] for u in uploads]).mean(dim=0))
 
 
-def test_a_run_with_helpers_resumes_exactly() -> None:
-    """What the server remembers of the clients is part of a checkpoint."""
-    args = {"helper_every": 1, "local_epochs": 1, "server_epochs": 1, "threshold": 0.0, **GENTLE}
-    whole = make_federation("fedmatch", single(), rounds=4, **args)
-    rows = run_rows(whole)
-    part = make_federation("fedmatch", single(), rounds=4, **args)
-    part.server_phase(0, first=True)
-    for number in range(2):
-        part.run_round(number)
-        part.round += 1
-    buffer = io.BytesIO()
-    torch.save(part.state_dict(), buffer)
-    buffer.seek(0)
-    rest = make_federation("fedmatch", single(), rounds=4, **args)
-    rest.load_state_dict(torch.load(buffer, weights_only=False))
-    assert run_rows(rest) == rows[2:]
-    assert any(row["loss_helpers"] > 0 for row in rows[2:])
-
-
 # Batches.
 
 
@@ -336,19 +307,6 @@ def test_steps_in_order(labelled: int, unlabelled: int, steps: int, size: int) -
     assert torch.equal(labels, data.client(0).labels[: len(labels)])
 
 
-@pytest.mark.parametrize(("images_", "steps"), [(499, 5), (540, 5), (560, 6), (40, 1)])
-def test_steps_in_order_without_labels(images_: int, steps: int) -> None:
-    """round(n / 100)."""
-    data = few()
-    site = data.client(0)
-    index = site.unlabelled[torch.arange(images_) % len(site.unlabelled)]
-    data.clients[0] = type(site)(site.labelled, site.labels, index)
-    run = federation(method(**(AT_CLIENTS | {"batch_size": 100})), data)
-    work = run.engine.begin_visit(Visit(client=0, size=images_), Sent(run.server, 0), None)[1]
-    assert [made.steps for made in work] == [steps]
-    assert work[0].streams["unlabelled"].batch_size == 100
-
-
 def test_full_batches() -> None:
     """One step per epoch on all labelled and all unlabelled images."""
     data = few("all_clients")
@@ -360,42 +318,3 @@ def test_full_batches() -> None:
     sizes = {(len(b["labelled"]["y"]), len(b["unlabelled"]["index"])) for b in seen}
     assert len(seen) == 3
     assert sizes == {(len(client.labelled), len(client.unlabelled))}
-
-
-def test_the_pull_to_sigma_drowns_pseudo_labels() -> None:
-    """Why clients that do learn hardly add to the labels: psi ends where it would without pseudo-labels.
-
-    How near depends on the initial weights, so the median of three counts.
-    """
-
-    def moved(seed: int, lambda_l2: float) -> float:
-        ends = []
-        for lambda_a in (0.01, 0.0):
-            made = method(seed=seed, threshold=0.0, lambda_l2=lambda_l2, lambda_a=lambda_a, local_epochs=3)
-            run = federation(made, few(side=32))
-            upload = run.run_visits(run.visits(0)[:1])[0][0]
-            ends.append(flat(upload.tensors[f"model.{name}"] for name in made.psi_names))
-        return float((ends[0] - ends[1]).norm() / ends[1].norm())
-
-    with_it, without = ([moved(seed, lambda_l2) for seed in range(3)] for lambda_l2 in (10.0, 0.0))
-    assert min(with_it) > 0
-    assert median(without) > 10 * median(with_it)
-
-
-@pytest.mark.parametrize(("cls", "kind"), [(FedMatch, torch.optim.SGD), (FedDuresOptimiser, torch.optim.Adam)])
-def test_two_optimisers_and_their_rates(cls: type[FedMatch], kind: type) -> None:
-    """Of one kind, for all parameters; kept between visits or not."""
-    made = method(cls=cls, lr=5e-4, reset_momentum=True)
-    found = made.configure_optimizers()
-    assert [type(one) for one in found] == [kind] * 2
-    assert all(one.param_groups[0]["lr"] == 5e-4 for one in found)
-    assert list(made.optimizer_scopes()) == ["local"]
-    assert list(method(cls=cls).optimizer_scopes()) == ["personal"]
-    trained = [id(p) for one in found for p in one.param_groups[0]["params"]]
-    assert sorted(trained) == sorted(id(p) for p in made.model.parameters())
-
-
-@pytest.mark.parametrize("wrong", [{"lambda_a": -1.0}, {"helper_every": 0}, {"delta": -1.0}])
-def test_arguments_out_of_range(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        method(**wrong)

@@ -10,7 +10,8 @@ from federations import make_federation, run_rows
 from fedmatch_runs import AT_CLIENTS, GENTLE, changed, federation, few, method, single
 from methods.ablations.fedmatch import OwnEntriesKept
 from methods.base import Visit
-from methods.fedmatch import FedMatch, sparse_bytes, unflat, update
+from methods.fedmatch import FedMatch
+from methods.parts.sparse import differs, sparse_bytes
 
 
 def second_visit(cls: type[FedMatch]) -> tuple[Federation, Visit, dict[str, Tensor]]:
@@ -38,7 +39,7 @@ def test_what_is_uploaded(cls: type[FedMatch]) -> None:
     upload = made.make_upload(site)
     assert upload is not None
     psi = {f"model.{name}" for name in made.psi_names}
-    masks, small, kept = [], 0, 0
+    masks, small, kept = {}, 0, 0
     for name, value in upload.tensors.items():
         server, compared = run.server[name], trained[name].clone()
         if name in psi:
@@ -48,12 +49,12 @@ def test_what_is_uploaded(cls: type[FedMatch]) -> None:
         expected[travels] = trained[name][travels]
         assert torch.equal(value, expected)
         assert torch.equal(made.tensors("shared")[name], expected)  # the client goes on from it
-        masks.append(travels)
+        masks[name] = travels
         small += int((travels & (compared == 0) & (trained[name] != 0)).sum())
         kept += int((~travels & (sent[name] != server)).sum())
     assert small > 20
     assert (kept > 20) == (cls is OwnEntriesKept)
-    assert upload.num_bytes == sparse_bytes(masks, [8] * len(masks))
+    assert upload.num_bytes == sparse_bytes(masks, run.server)
 
 
 def test_nothing_trained_nothing_uploaded() -> None:
@@ -65,29 +66,38 @@ def test_nothing_trained_nothing_uploaded() -> None:
 
 
 def test_what_is_downloaded() -> None:
-    """A client keeps its own entries where the server's, with psi up to ``l1_threshold`` as 0, are within ``delta``;
-    the others come as the server has them. The first download is whole.
+    """A client keeps its own entries where the server's are within ``delta``, with psi up to ``l1_threshold`` as 0 on
+    both sides; the others come as the server has them. The first download is whole.
     """
     run, visit, sent = second_visit(OwnEntriesKept)
-    made = run.method
-    held, psi = made.memory[1], set(made.psi_names)
-    parameters = dict(made.model.named_parameters())
-    own = unflat(held["psi"], {name: p for name, p in parameters.items() if name in psi})
-    own |= unflat(held["sigma"], {name: p for name, p in parameters.items() if name not in psi})
-    masks, small = [], 0
-    for name, value in own.items():
-        server = run.server[f"model.{name}"]
-        compared = server.clone()
+    made, psi = run.method, {f"model.{name}" for name in run.method.psi_names}
+    masks, small = {}, 0
+    for name, own in made.kept(1).items():
+        server = run.server[name]
+        here, there = own.clone(), server.clone()
         if name in psi:
-            compared[compared.abs() <= 1e-3] = 0.0
-        travels = (compared - value).abs() > 2e-4
-        expected = value.clone()
-        expected[travels] = server[travels]
-        assert torch.equal(sent[f"model.{name}"], expected)
-        masks.append(travels)
-        small += int((travels & (compared == 0) & (server != 0)).sum())
+            here[here.abs() <= 1e-3] = there[there.abs() <= 1e-3] = 0.0
+        travels = (there - here).abs() > 2e-4
+        assert torch.equal(sent[name], torch.where(travels, server, own))
+        masks[name] = travels
+        small += int((~travels & ((there - own).abs() > 2e-4)).sum())  # cut at one side alone they would
     assert small > 20
-    assert made.sent_bytes(sent, visit) == sparse_bytes(masks, [8] * len(masks))
+    assert made.sent_bytes(sent, visit) == sparse_bytes(masks, run.server)
+
+
+def test_small_entries_of_both_sides_are_alike() -> None:
+    """The example of the issue: .03 at the client and .04 at the server are both 0 up to .05, so .03 stays."""
+    made = method(cls=OwnEntriesKept, l1_threshold=0.05, delta=0.02)
+    size = sum(p.numel() for p in made.model.parameters())
+    psi = torch.full((sum(p.numel() for p in made.psi().values()),), 0.03)
+    sigma = torch.zeros(size - len(psi))
+    made.memory = {0: {"psi": psi, "sigma": sigma}}
+    merged = made.merged(torch.full((size,), 0.04), client=0)
+    for name in made.psi_names:
+        value, taken = merged[f"model.{name}"]
+        assert not bool(taken.any())
+        assert bool((value == psi[0]).all())
+    assert all(bool(merged[f"model.{name}"][1].all()) for name in made.sigma())
 
 
 def test_bytes_of_downloads() -> None:
@@ -122,33 +132,15 @@ def test_helpers_are_counted() -> None:
 
 
 def test_only_large_changes_are_sent() -> None:
-    """Closed form: more than delta, not delta itself."""
-    old, new = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.5, 0.25, -1.0, 1.0])
-    value, sent = update(new, old, 0.25)
-    assert value.tolist() == [0.5, 0.0, -1.0, 1.0]
-    assert sent.tolist() == [True, False, True, False]
-
-
-def test_what_is_cut_decides_and_the_raw_value_is_sent() -> None:
-    """Entries up to the cut are compared as 0."""
-    old, new = torch.tensor([0.0, 1.0, 0.2, 0.2]), torch.tensor([0.5, 0.5, 0.3, 0.75])
-    value, sent = update(new, old, 0.25, cut=0.5)
-    assert value.tolist() == pytest.approx([0.0, 0.5, 0.2, 0.75])
-    assert sent.tolist() == [False, True, False, True]
-
-
-def test_what_is_no_number_is_a_change() -> None:
-    """It is sent, and seen by who receives it."""
-    value, sent = update(torch.tensor([float("nan"), 0.0]), torch.zeros(2), 0.5, cut=0.1)
-    assert bool(value.isnan()[0])
-    assert sent.tolist() == [True, False]
+    """More than delta, not delta itself; and what is no number, so that who receives it sees it."""
+    new, old = torch.tensor([0.5, 0.25, -1.0, 1.0, float("nan")]), torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0])
+    assert differs(new, old, 0.25).tolist() == [True, False, True, False, True]
 
 
 def test_bytes_of_sparse_updates() -> None:
     """Values and one bit per entry; never more than all values; nothing where nothing changed."""
-    masks = [torch.arange(20) < k for k in (0, 3, 20)]
-    assert sparse_bytes(masks[:1], [4]) == 0
-    assert sparse_bytes(masks[1:2], [4]) == 3 * 4 + 3
-    assert sparse_bytes(masks[2:], [4]) == 20 * 4
-    assert sparse_bytes(masks, [4, 8, 2]) == 0 + (3 * 8 + 3) + 20 * 2
-    assert sparse_bytes([], []) == 0
+    masks = {name: torch.arange(20) < k for name, k in (("a", 0), ("b", 3), ("c", 20))}
+    values = {"a": torch.zeros(20), "b": torch.zeros(20).double(), "c": torch.zeros(20).half()}
+    assert [sparse_bytes({name: mask}, values) for name, mask in masks.items()] == [0, 3 * 8 + 3, 20 * 2]
+    assert sparse_bytes(masks, values) == 3 * 8 + 3 + 20 * 2
+    assert sparse_bytes({}, {}) == 0

@@ -1,6 +1,5 @@
 """Sums of two parts in place of weights: the network computes the same, for every kind of network."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -9,8 +8,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from methods import models
-from methods.fedmatch import Additive, FedMatch, flat, pairs, psi_names, sparse, unflat
-from methods.models.norm import StaticBatchNorm2d, reestimate
+from methods.fedmatch import FedMatch
+from methods.parts.additive import Additive, pairs, psi_names
+from methods.parts.sparse import flat, sparse, unflat
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "resnet9_plain": {"width": 4},
@@ -56,17 +56,6 @@ def test_the_network_computes_with_the_sum(name: str) -> None:
     assert len(list(divided.parameters())) == single + weights
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_both_parts_have_the_gradient_of_the_sum(name: str) -> None:
-    divided = network(name)
-    decompose(divided)
-    divided(images()).square().sum().backward()
-    for sigma, psi in pairs(divided):
-        assert sigma.grad is not None
-        assert bool(sigma.grad.any())
-        assert torch.equal(sigma.grad, psi.grad)
-
-
 def test_small_entries_are_cut_in_evaluation_only() -> None:
     """Values of exactly the bound are cut too."""
     part = Additive(torch.tensor([1e-6, -5e-6, 6e-6, 1.0], dtype=torch.float64), cut=5e-6)
@@ -89,22 +78,6 @@ def test_another_psi_can_be_put_in() -> None:
     out = functional_call(own, theirs, (images(),))
     own.load_state_dict({**own.state_dict(), **theirs})
     assert torch.equal(own(images()), out)
-
-
-def test_copies_and_measured_statistics() -> None:
-    """A deep copy has parts of its own; static norms are measured on the sum."""
-    divided = network("wrn28_2")
-    decompose(divided)
-    twin = copy.deepcopy(divided)
-    assert list(twin.state_dict()) == list(divided.state_dict())
-    with torch.no_grad():
-        pairs(twin)[0][1].zero_()
-    assert bool(pairs(divided)[0][1].any())
-    reestimate(divided, [images(8)])
-    first = next(m for m in divided.modules() if isinstance(m, StaticBatchNorm2d))
-    sigma, psi = pairs(divided)[0]
-    maps = nn.functional.conv2d(images(8), sigma + psi, padding=1)
-    torch.testing.assert_close(first.running_mean, maps.mean((0, 2, 3)))
 
 
 def test_flat_and_back() -> None:

@@ -8,14 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.federation.loop import Federation
-from datamodules.common.errors import ConfigError
 from datamodules.digits import Digits
 from federations import SIDE, FewDigits, make_method, plain_fabric
-from methods import models
 from methods.ablations.fixmatch import EveryStep
 from methods.base import Upload, Visit
 from methods.fedrgd import FedRGD
-from methods.parts.aggregation import weighted_mean
 from methods.parts.dpl import debias
 
 
@@ -109,14 +106,6 @@ def test_with_global_state_and_equal_groups_it_is_fixmatch_at_every_step() -> No
     assert any(not torch.allclose(slots.server[n], plain.server[n], atol=1e-5) for n in plain.method.names("shared"))
 
 
-def test_more_groups_than_clients() -> None:
-    """Empty groups neither train nor count."""
-    run = federation(num_groups=9, rounds=2)
-    run.run_round(0)
-    run.run_round(1)
-    assert all(bool(torch.isfinite(v).all()) for v in run.server.values())
-
-
 @pytest.mark.parametrize("norm", ["confident", "all"])
 @pytest.mark.parametrize("dpl", [False, True])
 def test_loss_of_a_step(norm: Any, dpl: bool) -> None:
@@ -136,38 +125,3 @@ def test_loss_of_a_step(norm: Any, dpl: bool) -> None:
     term = F.cross_entropy(method.model(strong[keep]), labels[keep], reduction="sum")
     term = term / (int(keep.sum()) if norm == "confident" else len(keep))
     torch.testing.assert_close(loss, F.cross_entropy(method.model(x), site.labels) + term)
-
-
-def test_group_normalisation_makes_predictions_independent_of_the_batch() -> None:
-    """With norm=group and 8 or 32 groups a prediction does not depend on its batch mates."""
-    for groups in (8, 32):
-        torch.manual_seed(0)
-        model = models.build("wrn28_2", 10, depth=10, width=2, norm="group", groups=groups)
-        method = FedRGD(model)
-        x = torch.randn(4, 3, 24, 24)
-        torch.testing.assert_close(method.predict(x)[:2], method.predict(x[:2]))
-        wide = [m.num_groups for m in model.modules() if isinstance(m, torch.nn.GroupNorm)]
-        assert set(wide) == ({8} if groups == 8 else {16, 32})
-
-
-@pytest.mark.parametrize("state", ["global", "slots"])
-def test_momentum_at_the_server_moves_the_global_model(state: str) -> None:
-    """And no slot, which holds its group's mean."""
-    method = make_method("fedrgd", server_momentum=0.5, group_state=state)
-    method.select_clients(0, data_of().roster(0, 6))
-    start = method.tensors("shared")
-    moved = {k: v + 1.0 for k, v in start.items()}
-    for _ in range(2):
-        uploads = [Upload(Visit(cohort=g), moved, 1.0) for g in range(2)]
-        method.aggregate(uploads)
-    name = method.names("shared")[0]
-    mean = weighted_mean([moved], [1.0])
-    torch.testing.assert_close(method.tensors("shared")[name], mean[name] + 0.5)
-    slots = [v for k, v in method.tensors("server").items() if k.startswith("slots.") and k.endswith(name[6:])]
-    assert len(slots) == (2 if state == "slots" else 0)
-    assert all(torch.equal(slot, mean[name]) for slot in slots)
-
-
-def test_at_least_one_group() -> None:
-    with pytest.raises(ConfigError, match="num_groups=0"):
-        make_method("fedrgd", num_groups=0)

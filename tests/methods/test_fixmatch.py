@@ -9,8 +9,9 @@ from torch import Tensor
 
 from benchmark.registry import KINDS, find_class
 from datamodules.base import SiteData
-from federations import FewDigits, different, few_in, make_federation, make_method, rounds_until, run_rows, site_of
+from federations import FewDigits, different, few_in, make_federation, make_method, rounds_until, site_of
 from methods.ablations.fixmatch import EveryStep
+from methods.fedrgd import FedRGD
 from methods.fixmatch import FixMatch
 
 
@@ -32,7 +33,7 @@ def method(cls: type[FixMatch] = FixMatch, **args: Any) -> FixMatch:
 def test_labels_of_every_step_come_from_the_present_weights() -> None:
     """The mean runs over all images; those below the threshold count as zero, and no gradient enters the labels."""
     views = batch()["unlabelled"]
-    free = method(EveryStep, unsup_norm="all", threshold=0.0)
+    free = method(FedRGD, unsup_norm="all", threshold=0.0)
     with torch.no_grad():
         confidence, labels = free.predict(views["weak"]).max(dim=1)
     losses = F.cross_entropy(free(views["strong"]), labels, reduction="none")
@@ -40,27 +41,8 @@ def test_labels_of_every_step_come_from_the_present_weights() -> None:
     keep = confidence >= confidence.median()
     assert 0 < int(keep.sum()) < 8
     for norm, expected in (("all", (losses * keep).mean()), ("confident", losses[keep].mean())):
-        half = method(EveryStep, unsup_norm=norm, threshold=float(confidence.median()))
+        half = method(FedRGD, unsup_norm=norm, threshold=float(confidence.median()))
         torch.testing.assert_close(half.training_step({"unlabelled": views}, 0), expected)
-
-
-def test_joint_batches_add_up() -> None:
-    """Labels count once, pseudo-labels lambda_u times."""
-    both = batch(labels=True)
-    double, single = method(EveryStep, lambda_u=2.0, threshold=0.0), method(EveryStep, threshold=0.0)
-    labelled = F.cross_entropy(double(both["labelled"]["x"]), both["labelled"]["y"])
-    torch.testing.assert_close(single.training_step({"labelled": both["labelled"]}, 0), labelled)
-    unlabelled = single.training_step({"unlabelled": both["unlabelled"]}, 0)
-    torch.testing.assert_close(double.training_step(both, 0), labelled + 2.0 * unlabelled)
-
-
-def test_labels_of_every_step_are_reported() -> None:
-    """Rows say how many of all labels given were used, and how many of these were right."""
-    federation = make_federation(EveryStep, few_in("server"), threshold=0.0, local_epochs=1, rounds=1)
-    row = run_rows(federation)[0]
-    assert row["pseudo/selected"] == 1.0
-    assert 0 < row["pseudo/correct"] == row["pseudo/right"] < 1
-    assert sum(row["pseudo/selected_by_class"]) == pytest.approx(1.0, abs=1e-4)
 
 
 @pytest.mark.parametrize("cls", [FixMatch, EveryStep])
@@ -148,10 +130,10 @@ def test_without_weight_of_pseudo_labels_it_is_fedavg_on_the_labels() -> None:
         data = HalfLabelled(num_clients=3, labelled_clients=3, partition="iid", pipeline="randaugment_uniform", side=16)
         data.setup()
         same = {"batch_size": 32, "local_epochs": 2, "lr_schedule": "constant", "server_momentum": 0.0}
-        run = make_federation(name, data, clip_norm=1.0, nesterov=True, aggregation="uniform", **same, **args)
+        run = make_federation(name, data, clip_norm=1.0, nesterov=True, **same, **args)
         return rounds_until(run, 2)[-1], run.method.tensors("shared")
 
-    _, fedavg = trained("fedavg")
+    _, fedavg = trained("fedavg", aggregation="uniform")
     for weight, others in ((0.0, []), (1.0, list(fedavg))):
         row, model = trained(EveryStep, threshold=0.1, lambda_u=weight)
         assert row["pseudo/selected"] > 0

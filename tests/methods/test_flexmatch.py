@@ -3,13 +3,12 @@
 from itertools import pairwise
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from torch import Tensor
 
 from allclients_visits import Toy, precise
-from federations import few_data, make_method, rounds_until, run_rows, small_contract
+from federations import rounds_until, run_rows, small_contract
 from golden_files import load
 from methods import flexmatch
 from methods.ablations.flexmatch import Forgetful
@@ -88,22 +87,6 @@ def test_thresholds_rise_with_what_is_learnt() -> None:
     assert learning_status(torch.tensor([0.0, 0.0]), 0, before).tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("warm_up", [True, False])
-def test_beta_rests_while_all_images_have_the_same_entry(warm_up: bool) -> None:
-    """All of one class teach as little as all of none: beta stays what it was (the authors' code)."""
-    method, everything = client(4), {"index": torch.arange(4)}
-    method.warm_up = warm_up
-    less_sure = torch.tensor([[0.8, 0.1, 0.1]] * 4)
-    assert method.targets(everything, sure_of([0] * 4))[1].tolist() == [True] * 4
-    assert method.status.tolist() == [0] * 4 and method.beta.tolist() == [0.0] * 3
-    assert method.targets(everything, less_sure)[1].tolist() == [True] * 4
-    method.targets(everything, sure_of([0, 0, 1, 2]))
-    assert method.beta.tolist() == [1.0, 0.5, 0.5]
-    method.targets(everything, sure_of([1] * 4))
-    assert method.status.tolist() == [1] * 4 and method.beta.tolist() == [1.0, 0.5, 0.5]
-    assert method.targets(everything, less_sure)[1].tolist() == [False] * 4
-
-
 def test_a_client_with_one_image_is_never_held_to_a_threshold() -> None:
     """Its one entry is always equal to all entries."""
     method = client(1)
@@ -139,16 +122,3 @@ def test_without_learning_status_it_is_fixmatch_with_local_labels(monkeypatch: p
     for run in runs:
         run_rows(run)
     assert all(torch.equal(value, runs[1].server[name]) for name, value in runs[0].server.items())
-
-
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
-def test_a_plain_trainer_keeps_the_status_of_every_image() -> None:
-    """All unlabelled images at once are one client."""
-    data = few_data(2, 2, scenario="all_clients", num_labels=40, pipeline="randaugment_levels")
-    method = make_method(FlexMatch, threshold=0.05)
-    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    trainer = L.Trainer(accelerator="cpu", devices=1, max_epochs=1, **dict.fromkeys(quiet, False))
-    trainer.fit(method, datamodule=data)
-    unlabelled = torch.cat([client.unlabelled for client in data.clients])
-    assert int(method.unlabelled) == len(unlabelled)
-    assert sorted((method.status >= 0).nonzero().flatten().tolist()) == sorted(unlabelled.tolist())

@@ -1,13 +1,11 @@
 """LARS against its closed form, and as an ordinary optimiser."""
 
 from math import sqrt
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from datamodules.common.errors import ConfigError
 from methods.ablations.fedcon import LARS
 
 
@@ -82,32 +80,3 @@ def test_nothing_to_scale_by() -> None:
     w.grad = None
     LARS([w], lr=0.1).step()
     assert w.tolist()[0] == pytest.approx([0.95, 1.9])
-
-
-def test_the_rate_may_be_a_tensor() -> None:
-    """One that is changed in place between steps, as in a recorded step."""
-    w, rate = weight(3.0, 4.0), torch.tensor(0.5, dtype=torch.float64)
-    w.grad = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    optimizer = LARS([w], lr=rate, trust=1.0)
-    optimizer.step()
-    assert w.tolist()[0] == pytest.approx([0.5, 4.0])
-    rate.zero_()
-    optimizer.step()
-    assert w.tolist()[0] == pytest.approx([0.5, 4.0])
-
-
-@pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"momentum": 1.0}, {"weight_decay": -1.0}, {"trust": -1.0}])
-def test_arguments_out_of_range(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="LARS"):
-        LARS([weight(1.0)], **{"lr": 0.1, **wrong})
-
-
-def test_closure() -> None:
-    """As of every optimiser, the loss of a closure comes back."""
-    w = weight(1.0, 1.0)
-
-    def closure() -> float:
-        w.grad = torch.ones_like(w)
-        return 3.0
-
-    assert LARS([w], lr=0.1).step(closure) == 3.0

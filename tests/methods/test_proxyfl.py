@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allclients_visits import Toy, arguments, own_name, precise, visits
@@ -16,7 +15,6 @@ from federations import (
     make_method,
     rounds_until,
     run_rows,
-    site_of,
     small_contract,
     visited,
 )
@@ -153,26 +151,6 @@ def test_one_row_that_pushes() -> None:
     assert everything[2].item() == pytest.approx(float(torch.log1p(torch.exp(torch.tensor(-1.0)))))
 
 
-def test_loss_follows_rows_and_classes() -> None:
-    """Other names of classes change nothing; rows in another order have their own losses."""
-    g = torch.Generator().manual_seed(0)
-    z, w = F.normalize(torch.randn(12, 6, generator=g)), F.normalize(torch.randn(5, 6, generator=g))
-    sets = torch.rand(12, 5, generator=g) < 0.4
-    weights = torch.rand(12, 5, generator=g) * sets
-    losses, names, order = icpl(z, w, weights, sets), torch.randperm(5, generator=g), torch.randperm(12, generator=g)
-    torch.testing.assert_close(icpl(z, w[names], weights[:, names], sets[:, names]), losses)
-    torch.testing.assert_close(icpl(z[order], w, weights[order], sets[order]), losses[order])
-
-
-def test_sets() -> None:
-    """Decided rows have one class, undecided ones all that are likelier than usual."""
-    p = torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]])
-    prior = torch.tensor([0.2, 0.3, 0.5])
-    assert class_sets(p, torch.tensor([True, False]), prior).tolist() == [[True, False, False]] * 2
-    assert class_sets(p, torch.tensor([True, False]), prior.flip(0))[1].tolist() == [False, False, False]
-    assert class_sets(p, torch.tensor([True, False]), prior / 10)[1].tolist() == [True, True, True]
-
-
 def test_the_margin_is_the_widest_gap_to_a_nearest_proxy() -> None:
     """Three points on a line; never above 100."""
     proxies = torch.tensor([[0.0], [1.0], [4.0]])
@@ -189,22 +167,6 @@ def test_one_tuning_step() -> None:
     # a row leaves the other class's proxy at the rate 1 - share; its own stays, from which its distance is 0
     expected = torch.tensor([[-1.0], [1.0]], dtype=torch.float64) * (1 + lr * float(1 - share) / 2)
     torch.testing.assert_close(tuned, expected)
-
-
-def test_tuning_separates_the_classes_and_moves_no_symmetric_centre() -> None:
-    """The cross-entropy falls; proxies at the corners of a square stay at the corners of one."""
-    g = torch.Generator().manual_seed(0)
-    corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
-    rows = corners + 0.3 * torch.randn(6, 4, 2, generator=g, dtype=torch.float64)
-    orders = [torch.randperm(24, generator=g) for _ in range(50)]
-    mean = rows.mean(dim=0)
-
-    def loss(proxies: Tensor) -> float:
-        return float(F.cross_entropy(-distances(rows.flatten(0, 1), proxies), torch.arange(4).repeat(6)))
-
-    assert loss(tuned_proxies(rows, mean, orders, 0.02, 2.0)) < loss(mean)
-    square = tuned_proxies(corners[None], corners, [torch.arange(4)] * 30, 0.05, 2.0)
-    torch.testing.assert_close(square, corners * square[0, 0])
 
 
 # --- the federation
@@ -243,20 +205,6 @@ def test_without_its_terms_it_is_sage_with_global_labels_only() -> None:
         torch.testing.assert_close(server[name], value, rtol=1e-3, atol=1e-4)
 
 
-def test_heads_are_trained_sent_and_averaged() -> None:
-    """Two more linear layers, 131,072 numbers and 256 at 256 features; without ICPL there are none."""
-    run = small_contract("proxyfl", rounds=1)
-    plain = small_contract("proxyfl", rounds=1, icpl_weight=0.0)
-    heads = set(run.server) - set(plain.server)
-    assert heads == {"feat_proj.weight", "feat_proj.bias", "proxy_proj.weight"}
-    assert sum(run.server[name].numel() for name in heads) == 131_328
-    before = {name: run.server[name].clone() for name in heads}
-    row, less = run_rows(run)[0], run_rows(plain)[0]
-    assert all(not torch.equal(run.server[name], value) for name, value in before.items())
-    assert row["loss_icpl"] > 0 and "loss_icpl" not in less
-    assert row["bytes_up"] - less["bytes_up"] == row["visits"] * 4 * 131_328
-
-
 def test_the_prior_comes_with_the_model_and_follows_the_counts() -> None:
     """One number per class on the way down; a hundredth of the way towards the round's counts."""
     run, again = small_contract("proxyfl"), small_contract("proxyfl")
@@ -289,17 +237,6 @@ def test_a_round_without_counts_keeps_the_prior() -> None:
     assert torch.equal(method.next_prior(torch.zeros(3, 10)), method.prior)
 
 
-def test_tuning_moves_the_classifier_alone_and_makes_its_rows_longer() -> None:
-    """After one round, with and without GPT."""
-    (rows, server), (_, plain) = (rows_and_server("proxyfl", rounds=1, gpt_epochs=epochs) for epochs in (30, 0))
-    moved = {name for name, value in plain.items() if not torch.equal(server[name], value)}
-    assert moved == {"model.head.classifier.weight"}
-    (name,) = moved
-    assert rows[0]["server/gpt/stretch"] > 1.0
-    ratio = (server[name].norm(dim=1) / plain[name].norm(dim=1)).mean()
-    assert rows[0]["server/gpt/stretch"] == pytest.approx(float(ratio), rel=1e-5)
-
-
 def test_a_network_that_ends_in_no_linear_layer_is_refused() -> None:
     """Its proxies would be nowhere."""
     model = Toy()
@@ -307,15 +244,6 @@ def test_a_network_that_ends_in_no_linear_layer_is_refused() -> None:
     with pytest.raises(ConfigError, match="no linear layer, whose rows are the proxies"):
         ProxyFL(model, num_classes=3)
     assert classifier(Toy()).out_features == 3
-
-
-def test_features_are_what_the_classifier_gets() -> None:
-    """Also where the head has layers before its last one."""
-    method, site = make_method("proxyfl"), site_of(small_contract("proxyfl"))
-    batch = next(iter(site.batches(method.local_work(site), 0)))
-    out = method.outputs(batch)
-    rows = torch.cat([out["x"], out["weak"], out["strong"]])
-    torch.testing.assert_close(classifier(method.model)(out["features"]), rows)
 
 
 # --- as printed
@@ -346,14 +274,6 @@ def test_as_printed_icpl_on_two_images() -> None:
     pushed = [z[1] @ z[0], z[2] @ z[0]]  # the two images share class 0
     by_hand = sum(torch.logaddexp(pos, neg) - pos for pos, neg in zip(drawn, pushed, strict=True))
     torch.testing.assert_close(loss, by_hand)
-
-
-def test_as_printed_is_another_method() -> None:
-    """It runs at a low rate, since features have any length, and trains another model."""
-    (_, printed), (_, coded) = (rows_and_server(method, rounds=1, lr=1e-5) for method in (AsPrinted, ProxyFL))
-    assert set(printed) < set(coded)
-    assert all(bool(value.isfinite().all()) for value in printed.values())
-    assert any(not torch.equal(value, coded[name]) for name, value in printed.items())
 
 
 def test_released_weights_count_a_labelled_image_2000_times() -> None:

@@ -79,14 +79,6 @@ def test_one_subset_of_everybody_without_distance_is_fed_consist() -> None:
         torch.testing.assert_close(one.clients[unlabelled].tensors[name], value, rtol=1e-9, atol=1e-12)
 
 
-def test_multiplier_of_the_sheet() -> None:
-    """One labelled client among five equal ones with multiplier 6 weighs 0.6; squared 36/40."""
-    labelled = [True] + [False] * 4
-    assert consensus_weights(states(), [7.0] * 5, labelled, 0.0, 6.0)[0] == pytest.approx(0.6)
-    assert consensus_weights(states(), [7.0] * 5, labelled, 0.0, 6.0, "squared")[0] == pytest.approx(36 / 40)
-    assert consensus_weights(states(), [7.0] * 5, labelled, 0.0, 6.0, "share:0.5")[0] == pytest.approx(0.5)
-
-
 def test_huge_distances_do_not_underflow() -> None:
     """Where every exponential would be zero, the nearest model wins instead of 0 / 0."""
     far = [{"w": torch.full((4,), float(10**k))} for k in range(3)]
@@ -113,13 +105,6 @@ def test_the_warmup_averages_by_size() -> None:
         federation.run_round(1)
     model = {name: value for name, value in plain.server.items() if name.startswith("model.")}
     assert all(torch.equal(ours.server[name], value) for name, value in model.items())
-
-
-@pytest.mark.parametrize("bad", [{"subsets": 0}, {"subset_size": 0}, {"labelled_multiplier": 0.0}])
-def test_impossible_numbers_are_refused(bad: dict[str, Any]) -> None:
-    """No subset, an empty one, or a factor that is not positive."""
-    with pytest.raises(ConfigError, match=next(iter(bad))):
-        make_method("rscfed", **bad)
 
 
 def test_a_client_without_images_is_refused() -> None:
@@ -219,28 +204,6 @@ def test_the_global_model_is_the_mean_of_the_sub_consensus_models() -> None:
             torch.testing.assert_close(value, (parts[0][name] + parts[1][name]) / 2)
 
 
-@pytest.mark.parametrize(
-    "switch",
-    [
-        {"dma": False},
-        {"dma_beta_labelled": 10_000.0},
-        {"dma_beta_unlabelled": 100.0},
-        {"dma_distance": "global_l2"},
-        {"labelled_multiplier": 1.0},
-        {"labelled_weight_mode": "squared"},
-    ],
-    ids=lambda switch: next(iter(switch)),
-)
-def test_every_switch_of_the_aggregation_changes_the_model(switch: dict[str, Any]) -> None:
-    """None of them is read and forgotten."""
-    left = []
-    for given in ({}, switch):
-        method = normalised(**given)
-        method.aggregate(two_subsets(method))
-        left.append(torch.cat([v.flatten() for v in method.tensors("shared").values() if v.is_floating_point()]))
-    assert not torch.equal(*left)
-
-
 def test_a_client_drawn_twice_keeps_its_momentum_and_teacher() -> None:
     """The second visit of a round starts from the same global model but from the first visit's own state."""
     federation = make_federation("rscfed", few_in("partial_clients"), rounds=3, warmup_rounds=0, subset_size=4)
@@ -271,42 +234,3 @@ def test_weights_are_those_of_equation_6(mode: str) -> None:
         raw = [0.5 * w / kinds[has] for w, has in zip(raw, held, strict=True)]
     weights = consensus_weights(models, sizes, held, beta, factor, mode)
     assert weights == pytest.approx([w / sum(raw) for w in raw], rel=1e-12)
-
-
-def test_distances_are_read_once() -> None:
-    """However many clients a subset has, the host waits for their distances once."""
-    reads = []
-    for count in (3, 5):
-        models = states(count)
-        with count_host_reads() as found:
-            consensus_weights(models, [10.0] * count, [False] * count, 1e4)
-        reads.append(sum(found.values()))
-    assert reads[0] == reads[1]
-
-
-def test_unknown_weight_mode() -> None:
-    """A mode that does not exist says which do."""
-    with pytest.raises(ConfigError, match="write once, squared or share"):
-        make_method("rscfed", labelled_weight_mode="twice")
-
-
-def test_subsets_follow_from_the_uploads() -> None:
-    """A server that did not draw the subsets itself aggregates by cohort."""
-    method, other = make_method("rscfed", warmup_rounds=0), make_method("rscfed", warmup_rounds=0)
-    drawn = other.select_clients(0, Roster(10, (0,), seed=3))
-    uploads = [
-        Upload(
-            Visit(client=c, cohort=m, labelled=c == 0, size=100 + c),
-            {k: torch.full_like(v, float(c)) for k, v in method.tensors("shared").items()},
-            100.0 + c,
-        )
-        for c, m in sorted((c, m) for m, s in enumerate(drawn) for c in s)
-    ]
-    method.aggregate(uploads)
-    other.aggregate(uploads)
-    torch.testing.assert_close(method.tensors("shared"), other.tensors("shared"), rtol=0, atol=0)
-
-
-def test_impossible_subsets_are_refused_before_the_warm_up() -> None:
-    with pytest.raises(ConfigError, match="subsets of 5 clients from 4"):
-        make_method("rscfed").select_clients(0, Roster(4, (0,), seed=0))

@@ -8,11 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from allclients_visits import Toy, arguments, own_name, precise, visits
-from datamodules.common.errors import ConfigError
 from federations import make_method, run_rows, small_contract
 from golden_files import load
 from methods.client_fixmatch import ClientFixMatch
-from methods.parts.losses import smoothed_divergence
+from methods.parts.tensors import smoothed_divergence
 from methods.sage import SAGE, soft_correction
 
 TARGETS, UPDATE = load("allclients/sage_targets"), load("allclients/sage_update")
@@ -82,30 +81,6 @@ def test_without_a_gap_the_local_label_wins_and_across_a_wide_one_the_global_lab
     assert targets[0].tolist() == pytest.approx([0.0, 1.0, 0.0], abs=2e-4) and mask.tolist() == [True]
 
 
-def test_targets_are_distributions_and_follow_the_classes() -> None:
-    """Rows sum to 1, and renaming the classes renames the targets."""
-    g = torch.Generator().manual_seed(1)
-    local, received = 5 * torch.randn(60, 7, generator=g), 5 * torch.randn(60, 7, generator=g)
-    names = torch.randperm(7, generator=g)
-    targets, mask = corrected(local, received)
-    renamed, same = corrected(local[:, names], received[:, names])
-    torch.testing.assert_close(targets.sum(dim=1), torch.ones(60))
-    assert torch.equal(mask, same)
-    torch.testing.assert_close(renamed, targets[:, names])
-
-
-def test_kappa_leads_from_the_local_label_to_the_global_one() -> None:
-    """0: the local label wherever it is confident; a huge one: the global label everywhere."""
-    g = torch.Generator().manual_seed(2)
-    local, received = 6 * torch.randn(60, 5, generator=g), 6 * torch.randn(60, 5, generator=g)
-    sure = local.softmax(dim=1).amax(dim=1) >= 0.95
-    mine, theirs = F.one_hot(local.argmax(dim=1), 5).float(), F.one_hot(received.argmax(dim=1), 5).float()
-    torch.testing.assert_close(corrected(local, received, kappa=0.0)[0], torch.where(sure[:, None], mine, theirs))
-    torch.testing.assert_close(corrected(local, received, kappa=1e9)[0], theirs, rtol=0.0, atol=2e-6)
-    with pytest.raises(ConfigError, match="kappa"):
-        make_method("sage", kappa=-1.0)
-
-
 def test_where_nothing_is_confident_all_of_them_are_fedavg() -> None:
     """No image counts: SAGE and FixMatch train on labels alone, in the statistics of the same batches."""
     servers = []
@@ -114,10 +89,3 @@ def test_where_nothing_is_confident_all_of_them_are_fedavg() -> None:
         run_rows(run)
         servers.append(run.server)
     assert all(torch.equal(value, other[name]) for other in servers[1:] for name, value in servers[0].items())
-
-
-def test_the_local_weight_is_logged() -> None:
-    """A share, as all that is counted of pseudo-labels."""
-    row = run_rows(small_contract("sage", rounds=1, threshold=0.7))[0]
-    assert 0 < row["sage/weight"] < 1 and row["loss_labelled"] > 0 and row["loss_unlabelled"] > 0
-    assert 0 < row["pseudo/correct"] <= row["pseudo/selected"] <= 1

@@ -13,7 +13,7 @@ from benchmark.federation.reference import LocalSite
 from federations import few_in, make_federation, make_method, site_of
 from methods.ablations.semifl import AsInFL2
 from methods.base import Pass
-from methods.semifl import ALPHA, SemiFL
+from methods.semifl import SemiFL
 
 
 def site_and_method(cls: type[SemiFL] = SemiFL, **args: Any) -> tuple[SemiFL, LocalSite, Tensor]:
@@ -29,7 +29,7 @@ def site_and_method(cls: type[SemiFL] = SemiFL, **args: Any) -> tuple[SemiFL, Lo
 
 def epochs_of(method: SemiFL, site: LocalSite, probabilities: Tensor, count: int) -> list[list[tuple[int, ...]]]:
     """The first local epochs of a visit: image, label, partner and the partner's label of every pair."""
-    streams = method.pseudo_labelled(site, probabilities)
+    streams = method.pseudo_labelled(site, probabilities, *method.select(probabilities))
     for stream in streams.values():
         stream.views = {}
         stream.fields = {**stream.fields, "index": stream.index}
@@ -45,7 +45,7 @@ def epochs_of(method: SemiFL, site: LocalSite, probabilities: Tensor, count: int
 def test_fix_and_mix_sets(cls: type[SemiFL]) -> None:
     """As many draws as confident images, with replacement from the pool, each with its own arg max."""
     method, site, probabilities = site_and_method(cls, threshold=0.9)
-    streams = method.pseudo_labelled(site, probabilities)
+    streams = method.pseudo_labelled(site, probabilities, *method.select(probabilities))
     fix, mix, everyone = streams["unlabelled"], streams["mix"], site.data.unlabelled
     sure = probabilities.amax(dim=1) >= 0.9
     assert torch.equal(fix.index, everyone[sure])
@@ -112,16 +112,6 @@ def test_mix_loss() -> None:
     torch.testing.assert_close(heavy.training_step(batch, 0), whole + 1.5 * expected)
 
 
-def test_mixing_with_itself_is_no_mixing() -> None:
-    """Whatever lam is."""
-    method = make_method("semifl")
-    assert isinstance(method, SemiFL)
-    method.lam = 0.37
-    g = torch.Generator().manual_seed(0)
-    same = {"weak": torch.randn(5, 3, 24, 24, generator=g), "y": torch.randint(10, (5,), generator=g)}
-    torch.testing.assert_close(method.mix_loss(same, same), F.cross_entropy(method(same["weak"]), same["y"]))
-
-
 def lambdas(method: SemiFL, site: LocalSite, count: int) -> list[float]:
     """The mixing weights of the first steps of a visit."""
     method.local_work(site)
@@ -130,33 +120,6 @@ def lambdas(method: SemiFL, site: LocalSite, count: int) -> list[float]:
         method.on_train_batch_start({"mix": {}}, number)
         drawn.append(float(method.lam))
     return drawn
-
-
-def test_lambda_is_not_folded() -> None:
-    """Beta(alpha, alpha): mean 1/2, variance 1 / (4 (2 alpha + 1)), as often below one half as above."""
-    method, site, _ = site_and_method(local_epochs=1)
-    alpha = ALPHA
-    count, variance = 20_000, 1 / (4 * (2 * alpha + 1))
-    drawn = np.array(lambdas(method, site, count))
-    assert drawn.min() >= 0 and drawn.max() <= 1
-    assert drawn.mean() == pytest.approx(0.5, abs=4 * (variance / count) ** 0.5)
-    assert drawn.var() == pytest.approx(variance, rel=0.04)
-    assert np.mean(drawn > 0.5) == pytest.approx(0.5, abs=4 * 0.5 / count**0.5)
-    assert np.mean(drawn**3) == pytest.approx((alpha + 2) / (4 * (2 * alpha + 1)), rel=0.04)
-
-
-@torch.no_grad()
-def test_the_drawn_lambda_is_the_share_of_the_fix_set() -> None:
-    """Read off a loss that is linear in it."""
-    method, site, _ = site_and_method()
-    one = {"weak": torch.zeros(1, 3, 24, 24), "y": torch.tensor([0])}
-    other = {"weak": torch.zeros(1, 3, 24, 24), "y": torch.tensor([1])}
-    a, b = (float(F.cross_entropy(method(one["weak"]), torch.tensor([k]))) for k in (0, 1))
-    method.local_work(site)
-    for number in range(20):
-        method.on_train_batch_start({"mix": {}}, number)
-        share = (float(method.mix_loss(one, other)) - b) / (a - b)
-        assert share == pytest.approx(float(method.lam), abs=1e-3)
 
 
 def test_lambdas_belong_to_the_visit() -> None:
@@ -220,16 +183,3 @@ def test_clients_without_a_confident_image(cls: type[SemiFL], present: int) -> N
     assert row is not None
     assert row["pseudo/selected"] == 0.0
     assert all(torch.equal(v, before[k]) for k, v in federation.server.items())
-
-
-@pytest.mark.parametrize("full", [False, True])
-def test_step_counts(full: bool) -> None:
-    """Epochs times the confident images in batches of 10, the last short one kept, or in one batch."""
-    federation = make_federation("semifl", few_in("server"), threshold=0.0, local_epochs=2, full_batch=full)
-    seen: list[tuple[int, int]] = []
-    federation.method.on_train_batch_end = lambda *a: seen.append((len(a[1]["unlabelled"]["y"]), len(a[1]["mix"]["y"])))
-    federation.run_visits(federation.visits(0)[:1])
-    images = federation.data.client(0).size
-    assert len(seen) == 2 * (1 if full else -(-images // 10))
-    assert all(a == b for a, b in seen)
-    assert sum(a for a, _ in seen) == 2 * images

@@ -11,7 +11,7 @@ from benchmark.federation.declarations import check_declarations
 from datamodules.common.errors import RunError
 from federations import Unaugmented, few_federation, make_federation, run_rows, site_of
 from methods.base import Upload
-from methods.parts.tally import FRAMEWORK
+from methods.parts.engine_state import FRAMEWORK
 
 ENGINES = [{}, {"slots": 2}]
 federation = partial(few_federation, clients=3)

@@ -46,7 +46,7 @@ def test_all_rows_run(suite: Suite, scale: str) -> None:
         assert {r.config.data.name for r in plan.runs.values()} == {"digits"}
     if scale == "paper":
         assert plan.seeds == (0, 1, 2)
-        assert len(plan.runs) == 321 + 3 * (9 + 4 + 9 + 2)
+        assert len(plan.runs) == 321 + 3 * (9 + 4 + 12 + 2)
 
 
 def test_protocol(suite: Suite) -> None:
@@ -82,7 +82,7 @@ CONTROLS: list[tuple[str, str, dict[str, Any]]] = [
     ("(e) release, d = 0", ABLATIONS + "Released", {**RELEASE, "feedback_weight": 0.0}),
     (
         "(f) FedAvg+FixMatch, 5 supervised steps, ramp",
-        "local_ssl",
+        "methods.ablations.local_ssl.SupervisedSteps",
         {**FIXMATCH, "supervised_steps": 5, "unsup_weight": 8.0, "unsup_ramp": 20},
     ),
     *(
@@ -121,7 +121,7 @@ def test_rows_that_are_one_run(suite: Suite) -> None:
     for pair in same:
         ids = [plan.of_row[find(suite, t, "cifar10", m, "iid_dir").full_name][0] for t, m in pair]
         assert ids[0] == ids[1]
-    assert len({plan.of_row[r.full_name][0] for r in suite.rows}) == 107 + 9 + 4 + 9 + 2
+    assert len({plan.of_row[r.full_name][0] for r in suite.rows}) == 107 + 9 + 4 + 12 + 2
 
 
 def test_fedmatch_has_a_recipe_of_its_own(suite: Suite) -> None:

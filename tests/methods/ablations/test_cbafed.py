@@ -1,15 +1,13 @@
 """CBAFed's ablations: warm-up at the clients, labels of plain images, sets rebuilt every epoch or batch by batch."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 
-from cbafed_runs import after, at_unlabelled_client, federation, pseudo_set, same, small, unlabelled_visit
+from cbafed_runs import after, at_unlabelled_client, federation, pseudo_set, small
 from datamodules.views.batches import epoch
-from federations import make_data, visited
-from host_reads import count_host_reads
+from federations import make_data
 from methods.ablations.cbafed import BatchByBatch, PlainImages, RebuiltSets, WarmUpAtClients, batch_loss
-from methods.cbafed import CBAFed, assign
+from methods.cbafed import CBAFed
 
 
 def test_warmup_at_the_server_is_that_of_the_client_for_one_labelled_client() -> None:
@@ -40,23 +38,6 @@ def test_clean_labels_come_from_the_test_view_and_fresh_views_are_trained_on() -
     assert torch.equal(clean, stream.fields["y"])
 
 
-def test_one_epoch_needs_no_second_set() -> None:
-    """rebuilt with one local epoch is fixed, bit for bit; with two it is not."""
-    assert same(after(2, cls=RebuiltSets), after(2))
-    assert not same(after(2, cls=RebuiltSets, local_epochs=2), after(2, local_epochs=2))
-
-
-def test_strategies_take_the_same_number_of_steps() -> None:
-    """Threshold 0 keeps everything: 5 epochs of 3 steps each, however the labels are made."""
-    for strategy, labelled in ((CBAFed, 1), (RebuiltSets, 5), (BatchByBatch, 5)):
-        made = federation(cls=strategy, local_epochs=5, pl_threshold=0.0, tail_beta=0.0)
-        made.run_round(0)
-        outcome = visited(made, unlabelled_visit(made))[0]
-        assert outcome.sums["loss"][1] == 15
-        assert outcome.upload.weight == pytest.approx(40.0)
-        assert outcome.sums["pseudo/selected"][1] == 40 * labelled
-
-
 def test_batch_by_batch_labels_with_the_model_being_trained() -> None:
     """The loss of a step is that of the labels that the model in training mode gives the very batch."""
     made = federation(cls=BatchByBatch, pl_threshold=0.0, tail_beta=0.0)
@@ -69,27 +50,6 @@ def test_batch_by_batch_labels_with_the_model_being_trained() -> None:
     with torch.no_grad():
         logits = made.method(batch["unlabelled"]["x"])
     torch.testing.assert_close(loss.detach(), F.cross_entropy(logits, logits.argmax(dim=1)))
-
-
-def test_a_step_on_a_batch_reads_nothing_back_and_counts_what_it_kept() -> None:
-    """The counts of an epoch's batches add up to the images kept, over the number of epochs."""
-    made = federation(cls=BatchByBatch, local_epochs=2, cba_tau=0.12)
-    made.run_round(0)
-    site, method = at_unlabelled_client(made), made.method
-    first, _ = method.local_work(site)
-    assert float(method.counts.sum()) == 0
-    method.train()
-    kept = torch.zeros(10)
-    for batch in epoch(first.streams, made.data, site.generator):
-        with torch.no_grad():
-            p = method.predict(batch["unlabelled"]["x"])
-        labels, confident, rescued = assign(p, method.thresholds, method.tail)
-        kept += torch.bincount(labels[confident | rescued], minlength=10)
-        with count_host_reads() as reads:
-            method.training_step(batch, 0)
-        assert not reads
-    assert 0 < float(kept.sum()) < 40
-    torch.testing.assert_close(method.counts, kept / 2)
 
 
 def test_rebuilt_sets_are_labelled_when_their_turn_comes() -> None:

@@ -7,24 +7,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from datamodules.common.errors import ConfigError
 from feddure_steps import (
     BATCHNORM,
     PLAIN,
-    Toy,
     batch_of,
     descend,
     equal,
-    federation,
     joint,
     name_of,
     step,
     take_steps,
     toy_method,
 )
-from federations import visited
 from methods.ablations.feddure import Released, WithoutCReg, WithoutFReg, released_rate
-from methods.base import Batch, Visit
+from methods.base import Batch
 from methods.feddure import stateless
 
 
@@ -136,34 +132,3 @@ def test_released_rates() -> None:
     assert cinic == pytest.approx([t / 100 for t in range(100)] + [1, 0] * 5)
     assert [released_rate(t, 100, 10, wait=0) for t in range(10)] == pytest.approx([t / 100 for t in range(10)])
     assert [released_rate(t, 1, 5) for t in range(1, 6)] == pytest.approx([1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5, 0])
-
-
-def test_supervised_steps_leave_the_regulators_alone() -> None:
-    """Released visit: 5 + 5 steps of one Adam; C-reg moves in the joint ones only, the first two have rate 0."""
-    run = federation(cls=Released, lr=6e-4, supervised_steps=5)
-    method, before, rates, steps = run.method, [], [], []
-    starts = method.on_train_batch_start
-
-    def at_start(batch: Batch, number: int) -> None:
-        starts(batch, number)
-        before[:] = [p.detach().clone() for p in method.creg.parameters()]
-
-    def at_end(outputs: Any, batch: Batch, number: int) -> None:
-        optimizer = method.trainer.optimizers[0]
-        moved = any(not torch.equal(a, b) for a, b in zip(before, method.creg.parameters(), strict=True))
-        rates.append((optimizer.param_groups[0]["lr"] / 6e-4, moved))
-        steps.append(float(next(iter(optimizer.state.values()))["step"]))
-
-    method.on_train_batch_start, method.on_train_batch_end = at_start, at_end
-    visited(run, Visit(client=0, size=run.data.client(0).size))
-    assert [r for r, _ in rates] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
-    assert [moved for _, moved in rates] == [False] * 7 + [True] * 3
-    assert steps == list(range(1, 11))
-
-
-def test_ranges_of_the_released_schedule() -> None:
-    """It needs a number of steps."""
-    with pytest.raises(ConfigError, match="steps_per_visit=None is out of range"):
-        Released(Toy(False), 3, steps_per_visit=None)
-    with pytest.raises(ConfigError, match="creg_wait=-1 is out of range: from 0"):
-        Released(Toy(False), 3, creg_wait=-1)

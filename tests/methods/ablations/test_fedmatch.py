@@ -8,7 +8,7 @@ from federations import make_federation, run_rows
 from fedmatch_runs import changed, federation, few, method, single
 from methods import models
 from methods.ablations.fedmatch import InertClients, SemiFLsCopy
-from methods.fedmatch import pairs
+from methods.parts.additive import pairs
 
 
 def test_the_copy_in_semifls_code_never_trains_its_classifier() -> None:

@@ -5,10 +5,7 @@ from torch import nn
 
 from datamodules.common.errors import RunError
 from golden_files import load
-from host_reads import count_host_reads
-from methods.base import FedMethod
 from methods.models.norm import StaticBatchNorm2d, reestimate
-from methods.parts.engine_state import RegisteredTensors
 
 STATIC_CASES = load("fl2/sbn_stats")["cases"]
 
@@ -113,21 +110,6 @@ def test_reestimate_runs_the_rest_in_evaluation_mode_and_restores_the_mode():
     reestimate(nn.Conv2d(1, 1, 1), [])
 
 
-def test_static_norm_under_per_client_gradients_changes_no_buffer():
-    torch.manual_seed(0)
-    layer, x = StaticBatchNorm2d(2).double(), torch.randn(3, 4, 2, 3, 3, dtype=torch.float64)
-    scales = torch.rand(3, 2, dtype=torch.float64) + 0.5
-
-    def loss(scale, images):
-        return torch.func.functional_call(layer, {"weight": scale}, (images,)).pow(3).sum()
-
-    stacked = torch.func.vmap(torch.func.grad(loss))(scales, x)
-    single = torch.stack([torch.func.grad(loss)(s, images) for s, images in zip(scales, x, strict=True)])
-    torch.testing.assert_close(stacked, single)
-    assert not layer.running_mean.any()
-    assert not layer.num_batches_tracked
-
-
 def test_static_norm_follows_the_state_that_it_loads():
     """In evaluation mode, statistics count from the moment that they are loaded."""
     measured, fresh = StaticBatchNorm2d(3), StaticBatchNorm2d(3)
@@ -138,43 +120,3 @@ def test_static_norm_follows_the_state_that_it_loads():
     torch.testing.assert_close(fresh(x), measured.eval()(x))
     fresh.load_state_dict(empty)
     torch.testing.assert_close(fresh(x), F.batch_norm(x, None, None, fresh.weight, fresh.bias, training=True))
-
-
-@pytest.mark.parametrize("load", ["load_tensors", "load_state_dict"])
-def test_static_norm_follows_the_state_of_a_method(load):
-    """What a client is sent tells whether there are statistics, in a module that was another client before."""
-    measured, method = (FedMethod(TwoLayers()) for _ in range(2))
-    for one in (measured, method):
-        one._engine.tensors = RegisteredTensors(one)
-    empty = measured.tensors("shared")
-    reestimate(measured, [torch.randn(8, 2, 4, 4) + 2.0])
-    full, x = measured.tensors("shared"), torch.randn(5, 2, 4, 4)
-    expected = measured.eval()(x)
-    layers = [method.model.bn1, method.model.bn2]
-    for _ in range(2):
-        getattr(method, load)(full)
-        assert all(layer.estimated for layer in layers)
-        torch.testing.assert_close(method.eval()(x), expected)
-        getattr(method, load)(empty)
-        assert not any(layer.estimated for layer in layers)
-    some = {name: value for name, value in full.items() if "tracked" not in name}
-    method.load_tensors(some)
-    assert not any(layer.estimated for layer in layers)
-
-
-def test_a_counter_is_read_once_and_never_in_a_forward_pass():
-    """The clients of a round load the same tensor; a layer that was measured meanwhile reads it again."""
-    layer, count = StaticBatchNorm2d(2).eval(), torch.tensor(0)
-    with count_host_reads() as reads:
-        layer.note(count)
-        layer.note(count)
-    assert reads.total() == 1 and not layer.estimated
-    x = torch.randn(4, 2, 3, 3)
-    reestimate(layer, [x])
-    with count_host_reads() as reads:
-        layer(x)
-        layer.train()(x)
-        layer.eval()(x)
-    assert reads.total() == 0 and layer.estimated
-    layer.note(count)
-    assert not layer.estimated

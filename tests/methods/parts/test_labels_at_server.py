@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from federations import make_data, make_federation, make_method, run_rows
+from federations import make_federation, run_rows
 
 
 def test_server_trains_and_keeps_its_momentum() -> None:
@@ -28,12 +28,6 @@ def test_momentum_of_clients_is_reset_without_the_servers() -> None:
     after = [s["momentum_buffer"] for s in federation.server_state.optimizers[0]]
     assert any(not torch.equal(a, b) for a, b in zip(momenta, after, strict=True))
     assert all(not state.optimizers for state in federation.clients.values())
-
-
-def test_the_servers_batches_are_as_large_as_its_network_needs() -> None:
-    method, data = make_method("server_only", server_batch_size=13, min_batch=2), make_data("server")
-    assert len(data.server.labelled) % 13 == 1
-    assert method.server_stream(data.server).min_batch == 2
 
 
 def test_pre_training_and_the_first_server_step_see_other_batches() -> None:

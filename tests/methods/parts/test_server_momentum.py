@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from federations import make_method
 from golden_files import load
 from methods.base import Upload, Visit
 from methods.fl2 import FL2
@@ -64,13 +63,3 @@ def test_first_step_and_no_momentum_are_the_mean() -> None:
     zero = {"w": torch.zeros(5, dtype=torch.float64)}
     torch.testing.assert_close(momentum_step(sent, mean, zero, 0.5)[0], mean)
     torch.testing.assert_close(momentum_step(sent, mean, {"w": torch.ones(5).double()}, 0.0)[0], mean)
-
-
-@pytest.mark.parametrize(("round", "rate"), [(0, 0.03), (400, 0.015), (799, 1.2e-7)])
-def test_rate_follows_the_round(round: int, rate: float) -> None:
-    """The values of the sheet; the same at the server and at clients; constant as released."""
-    method, released = make_method("fl2"), make_method("fl2", lr_schedule="constant")
-    for client in (-1, 3):
-        method.visit = released.visit = Visit(round=round, client=client, rounds=800)
-        assert method.learning_rate() == pytest.approx(rate, rel=0.05)
-        assert released.learning_rate() == 0.03

@@ -21,7 +21,7 @@ def with_norm(**args: Any) -> Federation:
 
 def sizes(**args: Any) -> list[int]:
     """Lengths of the batches that norm statistics are measured on: 40 labels, a pool of 1397."""
-    method, data = make_method("fl2", **args), make_data("server")
+    method, data = make_method("semifl", **args), make_data("server")
     method.select_clients(0, data.roster(0, participants=2))
     return [len(x) for x in method.norm_batches(data)]
 
@@ -29,6 +29,7 @@ def sizes(**args: Any) -> list[int]:
 def test_batches_of_the_norm_statistics() -> None:
     """Tens of labelled images first, then the stored pool; scopes and one common stream."""
     assert sizes() == [10] * 4 + [1397]
+    assert [len(x) for x in make_method("fl2").norm_batches(make_data("server"))] == sizes()
     assert sizes(sbn_batch=1000) == [10] * 4 + [1000, 397]
     assert sizes(sbn_scope="active") == [349, 349]
     assert sizes(sbn_order="dataset", sbn_batch=250) == [250] * 5 + [187]
@@ -39,7 +40,7 @@ def test_order_of_the_pool() -> None:
     data = make_data("server")
 
     def order(**args: Any) -> Tensor:
-        return torch.cat(list(make_method("fl2", **args).norm_batches(data)))[40:]
+        return torch.cat(list(make_method("semifl", **args).norm_batches(data)))[40:]
 
     stored = order()
     classes = true_labels(data)[stored]

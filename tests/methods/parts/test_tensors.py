@@ -1,10 +1,23 @@
-"""Small operations on tensors."""
+"""Small functions of tensors: against torch's own, the released teachers, and closed forms."""
+
+from math import exp
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from golden_files import close, load, noise
 from host_reads import count_host_reads
-from methods.parts.tensors import one_hot, wide
+from methods.parts.tensors import (
+    ema_decay,
+    ema_update,
+    exponential_ramp,
+    masked_mean,
+    one_hot,
+    proximal_term,
+    smoothed_divergence,
+    wide,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,3 +42,82 @@ def test_one_hot() -> None:
     with count_host_reads() as reads:
         one_hot(labels, 4)
     assert not reads
+
+
+def test_masked_mean() -> None:
+    """Over the set mask; 0 where there is none."""
+    values = torch.tensor([1.0, 2.0, 6.0], requires_grad=True)
+    assert masked_mean(values, torch.tensor([True, False, True])).item() == 3.5
+    nothing = masked_mean(values, torch.zeros(3, dtype=torch.bool))
+    nothing.backward()
+    assert nothing.item() == 0.0
+    assert values.grad is not None
+    assert values.grad.tolist() == [0.0] * 3
+
+
+def test_smoothed_divergence() -> None:
+    """One-hot: the cross-entropy; else KL; finite where the prediction is certain of another class."""
+    logits = torch.randn(20, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    labels = torch.arange(20) % 5
+    losses = smoothed_divergence(F.one_hot(labels, 5).double(), logits)
+    torch.testing.assert_close(losses, F.cross_entropy(logits, labels, reduction="none"), rtol=0.0, atol=2e-8)
+    soft = torch.randn(20, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64).softmax(dim=1)
+    expected = F.kl_div(logits.log_softmax(dim=1), soft, reduction="none").sum(dim=1)
+    torch.testing.assert_close(smoothed_divergence(soft, logits), expected, rtol=0.0, atol=1e-7)
+    far = torch.tensor([[0.0, 1000.0]])
+    assert smoothed_divergence(torch.tensor([[1.0, 0.0]]), far).item() == pytest.approx(23.026, abs=1e-3)
+
+
+def test_the_proximal_term() -> None:
+    """Half the squared distance over all parameters; its gradient is the difference."""
+    here = [torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([[3.0]], requires_grad=True)]
+    there = [torch.tensor([0.0, 2.0]), torch.tensor([[1.0]])]
+    term = proximal_term(here, there)
+    assert float(term) == 0.5 * (1 + 4)
+    gradients = torch.autograd.grad(term, here)
+    assert [g.tolist() for g in gradients] == [[1.0, 0.0], [[2.0]]]
+
+
+def test_ramp() -> None:
+    """FedIRM's λ: 0.0067 at round 0, 0.6376 at 21, 1 from 30."""
+    assert round(exponential_ramp(0, 30), 4) == 0.0067
+    assert round(exponential_ramp(21, 30), 4) == 0.6376
+    assert exponential_ramp(-3, 30) == exponential_ramp(0, 30) == exp(-5)
+    assert exponential_ramp(0, 0) == 1
+    assert exponential_ramp(30, 30) == exponential_ramp(99, 30) == 1
+    ramp = [exponential_ramp(r, 30) for r in range(31)]
+    assert ramp == sorted(ramp) and len(set(ramp)) == 31
+
+
+EMA = load("rscfed/ema_update")
+PARAMETERS = ("fc1.weight", "fc1.bias", "bn.weight", "bn.bias", "fc2.weight", "fc2.bias")
+
+
+def test_released_teacher_updates() -> None:
+    """Every stored step, from the same teacher; the decay is that of the released rule."""
+    assert len(EMA["outputs"]) == 9
+    student = [EMA["inputs"]["student"][name] for name in PARAMETERS]
+    for out in EMA["outputs"]:
+        teacher = [EMA["inputs"]["teacher_before"][name].clone() for name in PARAMETERS]
+        decay = ema_decay(torch.tensor(float(out["step"])), 0.999)
+        assert float(decay) == pytest.approx(out["alpha"], abs=1e-6)
+        ema_update(teacher, student, decay)
+        for name, value in zip(PARAMETERS, teacher, strict=True):
+            close(value, out["teacher_after"][name], EMA)
+
+
+def test_teacher_is_the_running_mean_of_the_students() -> None:
+    """While 1 - 1/(t + 1) is below the decay; the first update is an exact copy."""
+    students = [noise(3, 4, seed=s).float() for s in range(50)]
+    teacher = [torch.full((3, 4), 1e6)]
+    for step, student in enumerate(students):
+        ema_update(teacher, [student], ema_decay(torch.tensor(float(step)), 0.999))
+        assert step or torch.equal(teacher[0], student)
+    torch.testing.assert_close(teacher[0], torch.stack(students).mean(dim=0), rtol=1e-4, atol=1e-5)
+
+
+def test_decay() -> None:
+    decays = [float(ema_decay(torch.tensor(float(t)), 0.999)) for t in (0, 1, 9, 998, 999, 5000)]
+    assert decays == pytest.approx([0, 0.5, 0.9, 1 - 1 / 999, 0.999, 0.999], rel=1e-15)
+    assert float(ema_decay(9, 0.999)) == pytest.approx(0.9, rel=1e-15)
+    assert float(ema_decay(torch.tensor(0.0), 0.99, ramp=False)) == pytest.approx(0.99)
