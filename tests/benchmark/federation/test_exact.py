@@ -13,10 +13,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from benchmark.contract.devices import run_of
-from benchmark.contract.emulated import emulated, fabric
-from benchmark.contract.federations import half_trained, tiny_federation
-from benchmark.contract.reference import different
+from benchmark.contract.federations import tiny_federation
 from benchmark.federation.collectives import split_tensors
 from benchmark.federation.declarations import check_declarations, uploads_needed
 from benchmark.federation.exact import JOINED, ExactSum, JointMean, groups_of
@@ -24,7 +21,6 @@ from benchmark.federation.loop import Federation
 from benchmark.federation.store import Store
 from benchmark.registry import KINDS, find_class, own_names
 from datamodules.common.errors import ConfigError, RunError
-from emulated_streams import streams
 from federations import few_data, make_federation, make_method, plain_fabric, run_rows
 from methods.base import FedMethod, Upload, Visit
 from methods.fed_consist import FedConsist
@@ -433,13 +429,3 @@ def test_what_the_methods_here_need():
     assert sorted(k for k, need in found.items() if need == "mean") == [
         *("cbafed", "fed_consist", "feddb", "fedirm", "fl2"),
     ]
-
-
-def test_sums_are_made_on_the_device():
-    """On an emulated one, to the CPU's bits: no tensor of the CPU meets one of the device."""
-    half_trained()
-    for method in ("fedavg", "fed_consist"):
-        _, expected = run_of(method, sums="exact")
-        with emulated() as emulation, streams(emulation) as times:
-            _, found = run_of(method, fabric=fabric(), sums="exact", slots=2)
-        assert different(found, expected) == [] and times.races == {}
