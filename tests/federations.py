@@ -14,11 +14,13 @@ from benchmark.contract.federations import (
     FewestDigits,
     brief,
     contract_federation,
+    half_trained,
     make_data,
     make_federation,
     make_method,
     options_for,
     plain_fabric,
+    tiny_federation,
 )
 from benchmark.contract.reference import different, rounds_until
 from benchmark.federation.loop import Federation
@@ -39,6 +41,7 @@ __all__ = [
     "few_federation",
     "few_in",
     "fewest_data",
+    "half_trained",
     "make_data",
     "make_federation",
     "make_method",
@@ -50,6 +53,7 @@ __all__ = [
     "site_of",
     "small_contract",
     "sums_of",
+    "tiny_federation",
     "trained",
     "visited",
 ]

@@ -18,7 +18,7 @@ passes, or raises an error that says what is wrong. A new one needs no registrat
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from benchmark.contract import devices, irrelevant, isolation, runs, steps
+from benchmark.contract import irrelevant, isolation, runs, steps
 from benchmark.contract.reference import Method
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Check = Callable[[Method], None]
 
-MODULES = (runs, irrelevant, steps, isolation, devices)
+MODULES = (runs, irrelevant, steps, isolation)
 PREFIX = "check_"
 CHECKS: tuple[Check, ...] = tuple(
     check for module in MODULES for name, check in vars(module).items() if name.startswith(PREFIX)

@@ -1,16 +1,20 @@
 """Checks of what a method may touch: registered tensors, its batch and the random streams it is given, nothing else."""
 
+import os
 import random
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, wraps
+from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from benchmark.contract.attributes import caches_of, common_values, places_of, restore, same, values_of
 from benchmark.contract.federations import brief, class_of, contract_federation, make_method
@@ -166,6 +170,54 @@ def check_a_step_leaves_its_batch_alone(method: Method) -> None:
     )
 
 
+def check_all_tensors_lie_on_the_device(method: Method) -> None:
+    """A step makes no tensor on the CPU, moves none there, and copies no Python numbers to the device.
+
+    On a GPU such a step fails, or waits for the copy and cannot be recorded. What a step reads back, and whom it draws
+    from, a recording sees (``check_replayed_steps_equal_the_reference``).
+    """
+    require_equal(
+        method,
+        "on a GPU a step would work on tensors of the CPU. Make them on the device (device=self.device), and register "
+        "constants as buffers",
+        done_by_hooks(cast(Any, method)).strays,
+    )
+
+
+CONSTRUCTORS = {
+    getattr(torch, name)
+    for name in ("arange", "as_tensor", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn")
+    + ("randperm", "tensor", "tril_indices", "triu_indices", "zeros")
+}
+
+
+class WatchedDevices(TorchFunctionMode):
+    """Notes, in ``strays``, the calls that would make or leave a tensor on the CPU while the method is on a GPU."""
+
+    def __init__(self, strays: set[str]) -> None:
+        super().__init__()
+        self.strays = strays
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        here = kwargs.get("device") is None
+        if func in CONSTRUCTORS and here and made.ndim:
+            self.note(f"{func.__name__} makes a tensor {list(made.shape)} on the CPU")
+        elif func in (torch.tensor, torch.as_tensor) and not here and not isinstance(args[0], Tensor):
+            self.note(f"{func.__name__} copies numbers to the device")
+        elif func is Tensor.to and any(isinstance(one, str) and one == "cpu" for one in (*args, *kwargs.values())):
+            self.note("Tensor.to moves a tensor to the CPU")
+        return made
+
+    def note(self, what: str) -> None:
+        """Add a call, with the line of the code that is not torch's."""
+        torchs = f"{Path(torch.__file__).parent}{os.sep}"
+        stack = [one for one in traceback.extract_stack() if one.filename != __file__]
+        frames = [one for one in stack if not one.filename.startswith(torchs)]
+        self.strays.add(f"{what} at {frames[-1].filename}:{frames[-1].lineno} ({frames[-1].name})")
+
+
 @dataclass
 class Done:
     """What hooks do in two rounds.
@@ -175,12 +227,14 @@ class Done:
         draws: from generators of the whole process, in words.
         batches: parts of batches that a step changes.
         losses: the loss of each step; None: it has none.
+        strays: calls in steps that leave tensors on the CPU, in words.
     """
 
     changes: list[str]
     draws: list[str]
     batches: list[str]
     losses: list[Tensor | None]
+    strays: list[str]
 
 
 @cache
@@ -188,6 +242,7 @@ def done_by_hooks(method: Method) -> Done:
     """What the hooks of a method do in two rounds, which are run at the first call."""
     federation, changes, draws, batches = contract_federation(method), set[str](), set[str](), set[str]()
     losses: list[Tensor | None] = []
+    strays = set[str]()
     compute, sites = Fit.compute, federation.data.clients
     for client in range(len(sites)):
         sites[client] = sites[client]  # kept: otherwise each hook gets a new one, without what another did to it
@@ -204,7 +259,8 @@ def done_by_hooks(method: Method) -> Done:
 
     def watched_step(self: Fit, batch: Batch, number: int) -> Any:
         before = {(stream, part): value.clone() for stream, parts in batch.items() for part, value in parts.items()}
-        made = compute(self, batch, number)
+        with WatchedDevices(strays):
+            made = compute(self, batch, number)
         for (stream, part), value in before.items():
             now = batch.get(stream, {}).get(part)
             if now is None or not same(now, value):
@@ -214,7 +270,7 @@ def done_by_hooks(method: Method) -> Done:
 
     with watched(federation.method, watch), patch.object(Fit, "compute", watched_step):
         rounds_until(federation, 2)
-    return Done(sorted(changes), sorted(draws), sorted(batches), losses)
+    return Done(sorted(changes), sorted(draws), sorted(batches), losses, sorted(strays))
 
 
 def lent(federation: Federation, hook: str) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ def pytest_configure(config: "pytest.Config") -> None:
         config.option.verbose = max(config.option.verbose, 1)
 
     pytest.register_assert_rewrite(
-        *(f"benchmark.contract.{name}" for name in ("runs", "irrelevant", "steps", "isolation", "devices"))
+        *(f"benchmark.contract.{name}" for name in ("runs", "irrelevant", "steps", "isolation"))
     )
 
 

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 
 from benchmark.arguments import build, parameters
 from benchmark.config import Run
-from benchmark.federation.declarations import check_declarations
+from benchmark.federation.declarations import check_declarations, sees
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.federation.store import Store
 from datamodules.base import FSSLDataModule
@@ -83,6 +83,23 @@ def check_values(run: Run) -> None:
     data.roster(run.config.seed, **run.config.roster)
     del data
     gc.collect()  # it refers to itself, and another run may need the memory
+
+
+def hidden_labels_seen(run: Run) -> list[str]:
+    """The labels that the setting of a run hides and that its method sees, in words; such a run is no record (RULES.md).
+
+    The method is built as for the run, because ``__init__`` or a property may declare it.
+
+    Raises:
+        ConfigError: see ``make``.
+        DataError: see ``make``.
+    """
+    method, data = make(run, torch.device("cpu"))
+    kept = data.hparams.get("validation")
+    found = ["labels of unlabelled images (`uses_oracle`)"] if sees(method, "oracle") else []
+    if kept and sees(method, "validation"):
+        found.append(f"{kept} labels that data.validation keeps from everybody (`uses_validation`)")
+    return found
 
 
 def assemble(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import lightning as L
 import torch
@@ -34,6 +34,17 @@ def check_declarations(method: FedMethod) -> None:
     _check_hooks(type(method), name)
     if uploads_needed(type(method)) not in NEEDED:
         raise ConfigError(f"{name}.uploads_needed is {uploads_needed(type(method))!r}; there are {', '.join(NEEDED)}")
+
+
+def sees(method: FedMethod, labels: Literal["oracle", "validation"]) -> bool:
+    """Whether a method, as it stands, declares that it sees labels which a setting hides.
+
+    Args:
+        method: asked itself, because ``__init__`` or a property may say otherwise than the class.
+        labels: ``oracle``: those of unlabelled images (``uses_oracle``); ``validation``: those that ``data.validation``
+            keeps from everybody (``uses_validation``).
+    """
+    return bool(method.uses_oracle if labels == "oracle" else method.uses_validation)
 
 
 def uploads_needed(cls: type) -> str:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.contract import devices, irrelevant, isolation, runs
+from benchmark.contract import irrelevant, isolation, runs
 from benchmark.contract.federations import brief, tiny_federation
 from benchmark.contract.reference import rounds_until
 from methods.base import Batch, FedMethod, Visit
@@ -58,7 +58,7 @@ CHECKS = (
     runs.check_clients_with_one_image_or_none,
     isolation.check_hooks_change_nothing_they_are_given,
     isolation.check_nothing_unregistered_survives_a_visit,
-    devices.check_all_tensors_lie_on_the_device,
+    isolation.check_all_tensors_lie_on_the_device,
 )
 
 

@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmark.contract.devices import run_of
-from benchmark.contract.emulated import emulated, fabric
-from benchmark.contract.federations import half_trained, tiny_federation
-from benchmark.contract.reference import different
+from benchmark.contract.federations import tiny_federation
 from benchmark.federation.collectives import split_tensors
 from benchmark.federation.declarations import check_declarations, uploads_needed
 from benchmark.federation.joint_mean import JointMean
@@ -19,7 +16,6 @@ from benchmark.federation.loop import Federation
 from benchmark.federation.store import Store
 from benchmark.registry import KINDS, find_class, own_names
 from datamodules.common.errors import ConfigError, RunError
-from emulated_streams import streams
 from federations import few_data, make_federation, make_method, plain_fabric, run_rows
 from methods.base import FedMethod, Upload, Visit
 from methods.fed_consist import FedConsist

@@ -5,7 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmark.config import Run, RunConfig
+from benchmark.federation.assembly import hidden_labels_seen
 from benchmark.federation.reference import EVAL_BLOCK, measured
+from benchmark.registry import ClassSpec
 from datamodules.common.errors import RunError
 from datamodules.partition.sites import true_labels
 from federations import Unaugmented, few_data, few_federation, make_federation, run_rows, site_of, visited
@@ -145,18 +148,40 @@ def test_hidden_labels_are_for_declared_oracles_only():
     assert site.oracle(index, true_labels(run.data)[index]).all()
 
 
+class Declares(Unaugmented):
+    """Says in its constructor, or by a property, which labels it sees."""
+
+    def __init__(self, model, uses=True, **base):
+        super().__init__(model, **base)
+        self.uses_oracle = uses
+
+    @property
+    def uses_validation(self):
+        return self.hparams.uses
+
+
+@pytest.mark.parametrize("uses", [False, True])
+def test_what_a_run_sees_is_what_its_method_says_as_it_stands(uses):
+    """A class that says nothing may have instances that do."""
+    config = RunConfig(
+        method=ClassSpec(f"{__name__}.Declares", {"uses": uses}),
+        data=ClassSpec("few_digits.FewDigits", {"num_clients": 2, "validation": 50}),
+        model="small_cnn",
+        rounds=1,
+    )
+    assert len(hidden_labels_seen(Run.of(config))) == (2 if uses else 0)
+
+
 @pytest.mark.parametrize("uses", [False, True])
 def test_validation_labels_are_for_methods_that_say_so(uses):
     """They may be many times the labels of the setting."""
     seen = []
 
-    class Looks(Unaugmented):
-        uses_validation = uses
-
+    class Looks(Declares):
         def server_step(self, server):
             seen.append((server.data.validation, server.data.validation_labels))
 
-    run = make_federation(Looks, few_data(2, validation=50), rounds=1)
+    run = make_federation(Looks, few_data(2, validation=50), rounds=1, uses=uses)
     run.server_phase(0)
     assert [None if part is None else len(part) for part in seen[0]] == ([50, 50] if uses else [None, None])
 

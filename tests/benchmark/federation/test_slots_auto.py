@@ -1,23 +1,14 @@
-"""As many slots as there is memory for: on the CPU, and on an emulated device whose memory is made up.
-
-Nothing here has run on a GPU.
-"""
+"""As many slots as there is memory for; on an emulated device see ``test_slots_on_a_device``."""
 
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 
-from benchmark.contract.devices import run_of
-from benchmark.contract.emulated import emulated, fabric
-from benchmark.contract.federations import half_trained, tiny_federation
-from benchmark.contract.reference import different
-from benchmark.federation import slots
+from benchmark.contract.federations import tiny_federation
 from benchmark.federation.loop import Federation
-from benchmark.federation.slots import AUTO, SHARE, SlotsEngine, more_slots
+from benchmark.federation.slots import AUTO, SHARE, more_slots
 from datamodules.common.errors import RunError
-from emulated_streams import streams
 from federations import few_data, make_federation, run_rows
 from methods.fedavg import FedAvg
 
@@ -33,42 +24,6 @@ def test_on_a_cpu_there_is_one() -> None:
 def test_slots_share_what_is_left() -> None:
     assert [more_slots(free, 100) for free in (0, 100, 125, 250, 10**9)] == [0, 0, 1, 2, AUTO - 1]
     assert 0 < SHARE < 1
-
-
-def slots_with(free: list[Any], **options: Any) -> tuple[int, list[dict[str, Any]], dict[str, Any], Any]:
-    """How many slots a run makes of so much free memory before and after a visit, what it comes to, and races."""
-    made: list[SlotsEngine] = []
-    init = SlotsEngine.__init__
-
-    def noted(engine: SlotsEngine, *args: Any, **kwargs: Any) -> None:
-        init(engine, *args, **kwargs)
-        made.append(engine)
-
-    half_trained()
-    with (
-        emulated() as emulation,
-        streams(emulation) as times,
-        patch.object(slots, "available_bytes", side_effect=free) as asked,
-        patch.object(SlotsEngine, "__init__", noted),
-    ):
-        rows, server = run_of("fed_consist", fabric=fabric(), slots="auto", **options)
-        assert asked.call_count == 2  # in the first round only
-    return len(made[0].slots), rows, server, times.races
-
-
-@pytest.mark.parametrize(
-    ("free", "number"),
-    [
-        ([80 * 10**6, 60 * 10**6], 3),  # a visit takes 20 MB, and its weights 0.4
-        ([30 * 10**6, 10 * 10**6], 1),
-    ],
-)
-def test_on_a_device_there_are_as_many_as_fit(free: list[Any], number: int) -> None:
-    """The bits are those of the CPU, and no stream reads what another has not finished."""
-    expected_rows, expected = run_of("fed_consist")
-    found, rows, server, races = slots_with(free)
-    assert found == number
-    assert rows == expected_rows and different(server, expected) == [] and races == {}
 
 
 class Large(FedAvg):

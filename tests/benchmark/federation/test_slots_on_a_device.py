@@ -1,34 +1,38 @@
-"""All methods in slots on an emulated device with streams and graphs: bits, races, what the host waits for.
+"""Five methods in slots on an emulated device with streams and graphs: bits, races, what cannot be captured.
 
-Nothing here has run on a GPU: the device computes what the CPU does, and its graphs and streams keep to CUDA's rules.
+Tensors of the device wrap tensors of the CPU, on which a dispatch mode runs every operation, so that it computes the
+CPU's bits. As on a GPU, no operation takes tensors of both, a stream sees what another has done only once it has waited
+for it, freed memory goes to the next tensor of its stream, and a captured step runs when it is replayed. Nothing here
+has run on a GPU.
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+from lightning import Fabric
+from lightning.fabric.accelerators.cpu import CPUAccelerator
+from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 from torch import Tensor
+from torch.utils import backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from benchmark import ROOT
-from benchmark.contract.devices import run_of
-from benchmark.contract.emulated import Emulation, device, emulated, fabric
-from benchmark.contract.federations import ScaledSingle, class_of, half_trained
-from benchmark.contract.irrelevant import OVERFLOW
-from benchmark.contract.reference import different, different_rows
-from benchmark.federation import optimizers
-from benchmark.federation.recording import CudaGraph, record
-from benchmark.registry import KINDS, known_names
+from benchmark.federation import optimizers, slots
+from benchmark.federation.recording import CudaGraph, reads_host
 from datamodules.common.errors import RunError
-from datamodules.views import augment, pixelops
-from emulated_streams import Stream, Times, streams
+from federations import different, half_trained, rounds_until, tiny_federation
 from methods.fedavg import FedAvg
-from methods.local_ssl import LocalSSL
+from methods.models import cnn
 
+<<<<<<< HEAD
 SLOTS = 3
 WAITS = {
     "benchmark/contract/devices.py run_of": "this test reads the result",
@@ -60,200 +64,358 @@ WAITS = {
     "methods/semifl.py SemiFL.mix_set": "once per visit",
 }
 """Where the host waits for the device, and how often: nowhere in a step."""
+=======
+NAME = "emulated"
+aten = torch.ops.aten
+COPIES = (aten._to_copy.default, aten.copy_.default)
+REAL = torch.Generator
+>>>>>>> refs/heads/contract
 
 
-def named(method: str) -> Any:
-    """The class; where hardly one of the few images would be above the usual threshold, half is enough."""
-    cls: Any = class_of(method)
-    if method not in ("fixmatch", "semifl"):
-        return cls
-    return type(cls.__name__, (cls,), {"contract_args": {**cls.contract_args, "threshold": 0.5}})
+class DeviceTensor(Tensor):
+    """A tensor of the device around one of the CPU, ``near``; ``memory`` is the block that it lies in."""
+
+    near: Tensor
+    memory: "Memory"
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, near: Tensor, memory: "Memory") -> "DeviceTensor":
+        form = {"strides": near.stride(), "storage_offset": near.storage_offset(), "dtype": near.dtype, "device": PLACE}
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+            made: DeviceTensor = Tensor._make_wrapper_subclass(cls, near.size(), **form)
+        made.near, made.memory = near, memory
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        with DEVICE:  # in autograd's own threads
+            return func(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            made = self.detach().clone()
+            parameter = getattr(self, "_is_param", False)
+            memo[id(self)] = torch.nn.Parameter(made, self.requires_grad) if parameter else made
+        return memo[id(self)]
+
+    def data_ptr(self) -> int:
+        return self.near.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.near.untyped_storage()
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+
+class DeviceGenerator(REAL):
+    device = property(lambda self: PLACE)  # type: ignore[assignment]
+
+
+def generator(device: Any = "cpu") -> Any:
+    """Stands in for ``torch.Generator``, which cannot make one for a device written in Python."""
+    if torch.device(device).type != NAME:
+        return REAL(device=device)
+    made = DeviceGenerator()
+    return DEVICE.generators.setdefault(made._cdata, made)
+
+
+class Stream:
+    """A stream that has launched ``ticks`` operations; ``clock`` says how far it has waited for others."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.ticks, self.clock = 0, dict[Stream, int]()
+
+    def wait_stream(self, other: "Stream") -> None:
+        merge(self.clock, other.clock | {other: other.ticks})
+
+    def synchronize(self) -> None:
+        merge(DEVICE.host, self.clock | {self: self.ticks})
+
+
+def merge(clock: dict[Stream, int], other: dict[Stream, int]) -> None:
+    clock |= {stream: max(clock.get(stream, 0), tick) for stream, tick in other.items()}
+
+
+Uses = dict[Stream, tuple[int, str]]
+"""The last operations of streams: tick and name."""
+
+
+class Memory:
+    """A block of memory: which operation has written it, and which have read it since."""
+
+    def __init__(self) -> None:
+        self.written, self.read = Uses(), Uses()
+        weakref.finalize(self, DEVICE.freed.setdefault(DEVICE.now, []).extend, (self.written, self.read))
+
+    def use(self, name: str, writes: bool) -> None:
+        """Note a race with what was not waited for, and then this operation."""
+        for uses in (self.written, self.read) if writes else (self.written,):
+            DEVICE.require_seen(uses, name)
+        if writes:
+            self.written.clear()
+            self.read.clear()
+        (self.written if writes else self.read)[DEVICE.now] = DEVICE.now.ticks, name
+
+
+def written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that an operation changes."""
+    known = enumerate(func._schema.arguments)
+    places = [(place, one.name) for place, one in known if one.alias_info is not None and one.alias_info.is_write]
+    found = tree_leaves([args[place] if place < len(args) else kwargs.get(name) for place, name in places])
+    return [one for one in found if isinstance(one, Tensor)]
 
 
 @cache
-def on_the_cpu(method: Any) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    half_trained()
-    return run_of(method)
+def is_view(func: Any) -> bool:
+    return any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
 
 
-def on_the_device(
-    method: Any, replay: bool, **precision: Any
-) -> tuple[list[dict[str, Any]], dict[str, Tensor], Emulation, Times]:
-    """Rows and server of a run in slots, and what was seen of it."""
+def storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def real(near: Tensor) -> Tensor:
+    return near.clone() if near._is_zerotensor() else near  # a zero of forward mode, without memory
+
+
+class Device(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs operations, and notes the ``races`` among them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.generators, self.host = dict[int, DeviceGenerator](), dict[Stream, int]()
+        self.main = self.now = Stream()
+        self.races, self.freed = Counter[str](), dict[Stream, list[Uses]]()
+        self.graph: Graph | None = None
+
+    def require_seen(self, uses: Uses, name: str) -> None:
+        """Note a race with every use that the stream, or the host before it launched this, has not waited for."""
+        for stream, (tick, other) in uses.items():
+            if stream is not self.now and max(self.now.clock.get(stream, 0), self.host.get(stream, 0)) < tick:
+                self.races[f"{name} does not wait for {other}"] += 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, func.name()
+        given = tree_leaves((args, kwargs))
+        used = [one for one in given if isinstance(one, DeviceTensor)]
+        asked = torch.device(kwargs["device"]).type if kwargs.get("device") is not None else None
+        if func.namespace == "profiler" or (not used and asked != NAME):
+            return func(*args, **kwargs)
+        if func is torch.ops.prim.device.default:
+            return PLACE
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd") and used:
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        others = [one for one in given if isinstance(one, Tensor) and not isinstance(one, DeviceTensor)]
+        generators = [one._cdata for one in given if isinstance(one, REAL)]
+        mixed = bool(used) and func not in COPIES and any(one.ndim for one in others)
+        if mixed or not self.generators.keys() >= set(generators):
+            raise RuntimeError(f"{name}: a tensor or generator of the CPU meets one of the device")
+        near_args, near_kwargs = tree_map_only(DeviceTensor, lambda one: one.near, (args, kwargs))
+        if asked is not None:
+            near_kwargs["device"] = torch.device("cpu")
+        comes = not isinstance(args[0], DeviceTensor) if func is COPIES[1] else func is COPIES[0] and asked == "cpu"
+        uploads = func in COPIES and bool(others) and not comes
+        waits = comes or (bool(used) and reads_host(func, near_args)) or uploads
+        if self.graph is not None:
+            self.graph.allow(func, near_args, near_kwargs, waits, generators)
+        call = func, near_args, near_kwargs, {storage(one.near): one.memory for one in used}
+        blocks = call[-1]
+        if not is_view(func):
+            self.launch(*call)
+        result = tree_map_only(Tensor, real, func(*near_args, **near_kwargs))
+        if waits:
+            self.now.synchronize()
+        if self.graph is not None and not is_view(func):
+            self.graph.calls.append((call, result))
+        if comes:
+            return args[0] if func is COPIES[1] else result.clone() if result is near_args[0] else result
+        same = {id(one.near): one for one in used}
+        return tree_map_only(
+            Tensor, lambda near: same[id(near)] if id(near) in same else self.wrapped(near, blocks, name), result
+        )
+
+    def launch(self, func: Any, args: Any, kwargs: Any, blocks: dict[int, Memory]) -> None:
+        merge(self.now.clock, self.host)
+        self.now.ticks += 1
+        changed = {storage(one) for one in written(func, args, kwargs)}
+        for key, memory in blocks.items():
+            memory.use(func.name(), key in changed)
+
+    def wrapped(self, near: Tensor, blocks: dict[int, Memory], name: str) -> DeviceTensor:
+        if storage(near) not in blocks:
+            freed = self.freed.setdefault(self.now, [])  # a list that finalizers hold
+            while freed:
+                self.require_seen(freed.pop(), f"{name}, in memory that was freed,")
+            blocks[storage(near)] = Memory()
+            blocks[storage(near)].use(name, True)
+            if self.graph is not None:
+                self.graph.made.append(near)
+        return DeviceTensor(near, blocks[storage(near)])
+
+
+class Graph:
+    """A captured step. Capturing has no effect: afterwards all values are restored, and new tensors are NaN."""
+
+    def __init__(self) -> None:
+        self.generators, self.calls, self.made = list[Any](), list[Any](), list[Tensor]()
+        self.saved = dict[int, tuple[Tensor, Tensor]]()
+
+    def register_generator_state(self, generator: Any) -> None:
+        self.generators.append(generator)
+
+    def allow(self, func: Any, args: Any, kwargs: Any, waits: bool, generators: list[int]) -> None:
+        if waits or not {one._cdata for one in self.generators} >= set(generators):
+            raise RuntimeError(f"{func.name()}: operation not permitted when stream is capturing")
+        for one in written(func, args, kwargs):
+            if storage(one) not in self.saved:
+                whole = one.as_strided((one.untyped_storage().nbytes() // one.element_size(),), (1,), 0)
+                self.saved[storage(one)] = whole, whole.clone()
+
+    def replay(self) -> None:
+        for call, result in self.calls:
+            DEVICE.launch(*call)
+            func, args, kwargs, _ = call
+            with _disable_current_modes():
+                for old, new in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True):
+                    if isinstance(old, Tensor) and storage(old) != storage(new):
+                        old.copy_(new)
+
+
+@contextmanager
+def capturing(graph: Graph, pool: Any, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+    assert capture_error_mode == "thread_local"  # otherwise NCCL's watchdog thread breaks the capture
+    DEVICE.graph, states = graph, [one.get_state() for one in graph.generators]
+    try:
+        with on_stream(stream):
+            yield
+    finally:
+        DEVICE.graph = None
+        with torch.inference_mode(), _disable_current_modes():
+            for whole, before in graph.saved.values():
+                whole.copy_(before)
+            for near in graph.made:
+                near.fill_(torch.nan if near.is_floating_point() else 0)
+            for generator, state in zip(graph.generators, states, strict=True):
+                generator.set_state(state)
+
+
+@contextmanager
+def on_stream(one: Stream | None) -> Iterator[None]:
+    before, DEVICE.now = DEVICE.now, one or DEVICE.now
+    try:
+        yield
+    finally:
+        DEVICE.now = before
+
+
+class Hooks(backend_registration._DummyPrivateUse1Hook):
+    def has_primary_context(self, dev_id: int) -> bool:
+        return True
+
+
+def nothing(*args: Any) -> None:
+    pass
+
+
+BACKEND = SimpleNamespace(
+    **{name: nothing for name in ("manual_seed", "manual_seed_all", "set_rng_state")},
+    **{"is_initialized": lambda: True, "is_available": lambda: True, "_is_in_bad_fork": lambda: False},
+    **{"current_device": lambda: 0, "device_count": lambda: 1, "get_amp_supported_dtype": lambda: [torch.bfloat16]},
+    **{"get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8), "graph_pool_handle": object},
+    **{"Stream": Stream, "stream": on_stream, "current_stream": lambda device=None: DEVICE.now},
+    **{"device": lambda device: nullcontext(), "CUDAGraph": Graph, "graph": capturing},
+)
+backend_registration._setup_privateuseone_for_python_backend(NAME, BACKEND, Hooks())  # before any backward pass
+PLACE, DEVICE = torch.device(NAME, 0), Device()
+
+
+class Accelerator(CPUAccelerator):
+    def setup_device(self, device: torch.device) -> None:
+        pass
+
+
+class OnDevice(Fabric):
+    autocast = nullcontext  # type: ignore[assignment]
+
+
+def on_the_device(method: Any, **engine: Any) -> Any:
+    """Rows and server of two rounds in slots."""
     half_trained()
-    with emulated() as emulation, streams(emulation) as times:
-        rows, server = run_of(method, fabric=fabric(**precision), slots=SLOTS, replay=replay)
-    return rows, server, emulation, times
+    DEVICE.races.clear()
+    for freed in DEVICE.freed.values():
+        freed.clear()
+    fabric = OnDevice(accelerator=Accelerator(), strategy=SingleDeviceStrategy(device=PLACE))
+    lifts = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=...) is made on the CPU and then moved
+    try:
+        with patch.object(torch, "Generator", generator), DEVICE:
+            federation = tiny_federation(method, fabric, **engine)
+            rows = rounds_until(federation, 2)
+            return rows, {name: value.cpu() for name, value in federation.server.items()}
+    finally:
+        torch._C._set_only_lift_cpu_tensors(lifts)
+
+
+@cache
+def on_the_cpu(method: Any) -> Any:
+    """The same in the reference engine, with convolutions and rates computed as a device does."""
+    one_kernel = patch.object(cnn, "conv_pool", lambda conv, x: cnn.pool(conv(x)))
+    with one_kernel, patch.object(optimizers, "reads_single", lambda parameters: True):
+        federation = tiny_federation(method)
+        return rounds_until(federation, 2), federation.server
 
 
 @pytest.mark.parametrize("replay", [True, False], ids=["replay", "eager"])
-@pytest.mark.parametrize("method", known_names(KINDS["method"]))
+@pytest.mark.parametrize("method", ["fedavg", "local_ssl", "fl2", "fedmatch", "feddure"])
 def test_slots_on_a_device(method: str, replay: bool) -> None:
-    """The bits of the reference engine on the CPU; no race, and no wait of the host but the known ones."""
-    cls = named(method)
-    expected_rows, expected = on_the_cpu(cls)
-    with patch.object(CudaGraph, "replay", autospec=True, side_effect=CudaGraph.replay) as replays:
-        rows, server, emulation, times = on_the_device(cls, replay)
-    assert different(server, expected) == [] and rows == expected_rows
-    assert times.races == {}
-    waits = {f"{Path(place.file).relative_to(ROOT)} {place.function}" for _, place in emulation.reads}
-    assert waits <= WAITS.keys()
-    if replay and method != "server_only":  # whose steps are the server's
-        assert replays.call_count
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fl2", "fedmatch", "local_ssl"])
-def test_scaled_losses_on_a_device(method: str) -> None:
-    """Loss scaling in recorded steps: the bits of a loss that is not scaled, no race, no wait of the host in a step."""
+    """The bits of the reference engine on the CPU, and no race."""
     expected_rows, expected = on_the_cpu(method)
-    rows, server, emulation, times = on_the_device(method, replay=True, plugins=ScaledSingle())
-    assert different(server, expected) == [] and different_rows(rows, expected_rows, but=OVERFLOW) == []
-    assert all(row[name] == 0.0 for row in rows for name in OVERFLOW if name in row)
-    assert times.races == {}
-    assert {f"{Path(place.file).relative_to(ROOT)} {place.function}" for _, place in emulation.reads} <= WAITS.keys()
+    with patch.object(CudaGraph, "replay", autospec=True, side_effect=CudaGraph.replay) as replays:
+        rows, server = on_the_device(method, slots=3, replay=replay)
+    assert different(server, expected) == [] and rows == expected_rows
+    assert DEVICE.races == {} and bool(replays.call_count) is replay
 
 
-@pytest.mark.parametrize("replay", [True, False], ids=["replay", "eager"])
-@pytest.mark.parametrize("method", ["fedavg", "feddb"])
-def test_a_second_run_in_the_same_process(method: str, replay: bool) -> None:
-    """It uses constants that the first run has made on other streams: the same bits, and no race."""
-    half_trained()
-    with emulated() as emulation, streams(emulation) as times:
-        runs = [run_of(method, fabric=fabric(), slots=SLOTS, replay=replay) for _ in range(2)]
-    for _, server in runs:
-        assert different(server, on_the_cpu(method)[1]) == []
-    assert times.races == {}
+@pytest.mark.parametrize(("after", "number"), [(60, 3), (10, 1)])
+def test_there_are_as_many_slots_as_fit(after: int, number: int) -> None:
+    """Of 80 MB a visit takes 20 (its weights 0.4) or all but 10; the slots that are added race with none."""
+    with (
+        patch.object(slots, "available_bytes", side_effect=[80 * 10**6, after * 10**6]),
+        patch.object(slots, "copies_of", side_effect=slots.copies_of) as copies,
+    ):
+        _, server = on_the_device("fed_consist", slots="auto")
+    assert copies.call_args.args[1] == number - 1
+    assert different(server, on_the_cpu("fed_consist")[1]) == [] and DEVICE.races == {}
 
 
 @pytest.mark.parametrize(
     "fault",
-    [lambda: patch("datamodules.base.finished", lambda device: None), lambda: patch.object(Stream, "wait_stream")],
+    [lambda: patch("datamodules.base.finished"), lambda: patch.object(Stream, "wait_stream")],
     ids=["unfinished layouts", "streams that do not wait"],
 )
 def test_a_race_is_found(fault: Callable[[], Any]) -> None:
     """Whoever leaves out that a stream, or the host, waits."""
     with fault():
-        assert on_the_device("local_ssl", replay=False)[3].races
-
-
-def scaled(images: Tensor) -> Tensor:
-    return augment.normalise(images, (0.3,), (0.2,))
-
-
-def numbered(images: Tensor) -> Tensor:
-    return pixelops.constant((0.1, 0.7), images.device) * 2
-
-
-@pytest.mark.parametrize("finishes", [True, False])
-@pytest.mark.parametrize("made", [scaled, numbered])
-def test_constants_are_finished(made: Callable[[Tensor], Tensor], finishes: bool) -> None:
-    """The stream that comes first makes them, and others use them without waiting for it."""
-    augment._scale_shift.cache_clear()
-    pixelops.constant.cache_clear()
-    with emulated() as emulation, streams(emulation) as times, ExitStack() as stack:
-        images = torch.zeros(2, 4, 4, 3, dtype=torch.uint8, device=device())
-        if not finishes:
-            for module in (augment, pixelops):
-                stack.enter_context(patch.object(module, "finished", lambda device: None))
-        for _ in range(2):
-            other = Stream()
-            other.wait_stream(times.main)
-            with torch.get_device_module(device()).stream(other):
-                made(images)
-    assert bool(times.races) == (not finishes and made is scaled)  # a copy from the host is finished anyway
+        on_the_device("local_ssl", slots=3, replay=False)
+    assert DEVICE.races
 
 
 class ReadsLoss(FedAvg):
-    """A step looks at its loss."""
-
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)
         return loss * min(1.0, float(loss.detach()))
 
 
-class UploadsNumber(FedAvg):
-    """A step makes a tensor of Python's numbers."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return super().training_step(batch, batch_idx) * torch.tensor([1.0], device=self.device)[0]
-
-
 class DrawsElsewhere(FedAvg):
-    """A step draws from a generator that nobody seeds for a replay."""
-
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         drawn = torch.rand(1, device=self.device, generator=torch.Generator(device=self.device))
         return super().training_step(batch, batch_idx) + 0 * drawn[0]
 
 
-@pytest.mark.parametrize("method", [ReadsLoss, UploadsNumber, DrawsElsewhere])
+@pytest.mark.parametrize("method", [ReadsLoss, DrawsElsewhere])
 def test_what_cannot_be_captured_is_refused(method: type) -> None:
-    """With what CUDA says, and with who names the line."""
-    with pytest.raises(RunError, match=rf"{method.__name__}.*cannot be captured.*captur.*--fssl-method"):
-        on_the_device(method, replay=True)
-
-
-def test_capturing_runs_nothing() -> None:
-    """Until the first replay all is as before, and results are no numbers."""
-    with emulated() as emulation, streams(emulation):
-        total, made = torch.zeros(3, device=device()), []
-        generator = torch.Generator(device=device()).manual_seed(0)
-
-        def step() -> None:
-            total.add_(torch.rand(3, generator=generator, device=device()))
-            made.append(total * 2)
-
-        step()
-        before, state = total.tolist(), generator.get_state()
-        with patch.object(CudaGraph, "__init__", captured_only):
-            graph = record(step, device(), [generator]).graph
-        assert total.tolist() == before and torch.equal(generator.get_state(), state)
-        assert made[-1].isnan().all()
-        graph.replay()
-        assert total.tolist() != before and made[-1].tolist() == (total * 2).tolist()
-
-
-def captured_only(self: Any, *args: Any, init: Callable[..., None] = CudaGraph.__init__) -> None:
-    """A recording that forgets that capturing runs nothing."""
-    with patch("emulated_streams.Graph.replay", lambda graph: None):
-        init(self, *args)
-
-
-def test_a_step_that_is_captured_and_not_replayed_is_noticed() -> None:
-    """The fake graph leaves what a GPU would: a step that was not taken."""
-    expected = on_the_cpu("fedavg")[1]
-    with patch.object(CudaGraph, "__init__", captured_only):
-        _, server, _, _ = on_the_device("fedavg", replay=True)
-    assert different(server, expected)
-
-
-class Fast(LocalSSL):
-    """Adam, which divides its rate in double precision; the rate is far from any number of single precision."""
-
-    contract_args = {"lr": 0.008}
-
-
-@pytest.mark.parametrize("rounded", [True, False])
-def test_rates_are_rounded_alike(rounded: bool) -> None:
-    """A recorded step reads its rate in single precision; where other steps do not, another model comes out."""
-    reads_single = optimizers.reads_single if rounded else lambda parameters: False
-    with patch.object(optimizers, "reads_single", reads_single):
-        _, eager, _, _ = on_the_device(Fast, replay=False)
-        _, server, _, _ = on_the_device(Fast, replay=True)
-    assert bool(different(server, eager)) != rounded
-
-
-def test_freed_memory_goes_to_its_own_stream() -> None:
-    """Another stream that still reads it must have been waited for."""
-    for waits in (False, True):
-        with emulated() as emulation, streams(emulation) as times:
-            other = Stream()
-            x = torch.ones(4, device=device())
-            other.wait_stream(times.main)
-            with torch.get_device_module(device()).stream(other):
-                x.sum()
-            if waits:
-                times.main.wait_stream(other)
-            del x
-            torch.ones(4, device=device())
-        assert bool(times.races) != waits
+    with pytest.raises(RunError, match=rf"{method.__name__}.*cannot be captured.*--fssl-method"):
+        on_the_device(method, slots=1)
