@@ -160,7 +160,8 @@ def own_row(suite: Suite) -> Row:
         ConfigError: it does not extend a leaderboard by exactly one row.
     """
     known = (suite.extended or suite).spec["labels"]
-    rows = [row for row in suite.rows if row.method not in known]
+    tables = (table for table in suite.tables if not table.untuned)
+    rows = [row for table in tables for row in table.rows if row.method not in known]
     if len(rows) != 1:
         own = ", ".join(row.name for row in rows) or "none"
         raise ConfigError(
