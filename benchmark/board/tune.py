@@ -129,7 +129,8 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
         RunError: a trial failed for a reason other than its rate; there is no choice for its row, but for all others.
     """
     suite.check_writable("choices", "tune")
-    going, made, without = list(rows), {}, []
+    untuned = [table.number for table in suite.tables if table.untuned]
+    going, made, without = [row for row in rows if row.table not in untuned], {}, []
     while going:
         kept = all_kept(suite, scale, going)
         steps = {row.full_name: asked(suite, scale, row, runtime, kept[row.full_name]) for row in going}

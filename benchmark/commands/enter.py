@@ -71,7 +71,8 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
     suite = load(str(path))  # with what was chosen
     plan = suite.plan(options.scale, seeds, runtime)
-    wanted = suite.select(plan, [options.table])
+    tables = [table.number for table in suite.tables if options.table in (table.number, table.untuned)]
+    wanted = suite.select(plan, tables)
     of_method = {name for row in own for name in plan.of_row[row.full_name].values()}
     if options.overwrite:
         discard(folders(suite))  # an earlier choice may have been the new one

@@ -61,6 +61,11 @@ UNRANKED = (
     "**Not ranked**: the setting has not passed the test of admission ([rules](../../RULES.md)): {reason}. Its numbers "
     "are shown, and no row is called better or worse."
 )
+CONTROLS = (
+    "Control: a row's own step with its unlabelled loss switched off, tuned alike. Δ to its control, paired by seed "
+    "with its own interval, is what that loss adds. At its paper's rates: the same row without tuning, over the same "
+    "seeds. At the worst clients: accuracy that the worst tenth of the clients can expect. None of these is tested."
+)
 RISES = ", not converged"
 BESIDE = "The mean of the last rounds stands beside it because single rounds swing; nothing is compared by it. "
 READ = (
@@ -114,6 +119,17 @@ def resolved(one: Setting) -> str:
     )
 
 
+def power(one: Setting) -> str:
+    """Which differences a setting's rows would be told from their reference with, in 80 of 100 repetitions."""
+    found = one.lines["found80"].dropna()
+    if not one.ranked or found.empty:
+        return ""
+    return (
+        f"Power: with the seeds and the scatter of these rows, a true difference of {found.min():.1f} to "
+        f"{found.max():.1f} points, depending on the row, would be found with 80 %."
+    )
+
+
 def plain(text: str) -> str:
     """A sentence without the marks of Markdown, for a terminal or a page that links elsewhere."""
     return re.sub(r"\*\*| \(\[rules\]\([^)]*\)\)", "", text)
@@ -121,7 +137,8 @@ def plain(text: str) -> str:
 
 def standing(one: Setting, method: str) -> str:
     """Where a row stands in its setting, in a few sentences."""
-    line, rows = one.lines.loc[method], [name for name in one.order if name not in one.bounds]
+    unranked = (*one.bounds, *one.controls.values())
+    line, rows = one.lines.loc[method], [name for name in one.order if name not in unranked]
     if not line["n"]:
         return f"{one.table.title}, {one.dataset}: {method} has no result ({_seeds(line) or 'not run'})."
     place = f"{rows.index(method) + 1} of {len(rows)}"
@@ -181,7 +198,12 @@ def markdown(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
         own = [one for one in found if one.table is table]
         absent = not_compared(plan, table)
         if own or absent:
-            parts += [f"## {table.title}", *(text for one in own for text in (_comparison([one]), resolved(one)))]
+            parts += [
+                f"## {table.title}",
+                *(text for one in own for text in (_comparison([one]), resolved(one), power(one)) if text),
+            ]
+        if any(one.controls for one in own):
+            parts += [CONTROLS]
         if absent:
             parts += [f"Not compared: {', '.join(absent)}; {table.reference}, the reference, is not run at this scale."]
         if own:
@@ -292,7 +314,8 @@ def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
         "p (sign flips)": _p(line["p_flip"]),
         "above": _number(100 * line["above"], ".0f %"),
         "rise": _number(line["rise"], "+.1f"),
-        "rank": "bound" if line["bound"] else _number(line["rank"], ".1f"),
+        "rank": _rank(one, method),
+        **_beside(one, line),
         "tuned": line["tuned"],
     }
     if brief:
@@ -301,6 +324,26 @@ def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
         nothing = {one.dataset: _seeds(line) or "not run", "rank": cells["rank"] if line["failed"] else ""}
         return {title: nothing.get(title, "") for title in cells}
     return cells
+
+
+def _rank(one: Setting, method: str) -> str:
+    known = "bound" if method in one.bounds else "control" if method in one.controls.values() else ""
+    return known or _number(one.lines.loc[method, "rank"], ".1f")
+
+
+def _beside(one: Setting, line: pd.Series) -> dict[str, str]:
+    """What is shown and neither tested nor ranked, as far as the suite asks for it."""
+    columns = {
+        "over_control": ("Δ to its control", "over_control", "+.2f", "over_control_ci95"),
+        "untuned": ("at its paper's rates", "untuned", ".2f", "untuned_ci95"),
+        "worst_clients": ("at the worst clients", "worst_clients", ".1f", ""),
+        "worst_clients_difference": ("Δ there", "worst_clients_difference", "+.1f", "worst_clients_ci95"),
+    }
+    shown = {name: column for name, column in columns.items() if name in one.lines}
+    return {
+        title: _number(line[name], form) + (_half(line[half]) if half else "")
+        for title, name, form, half in shown.values()
+    }
 
 
 def _seeds(line: pd.Series) -> str:

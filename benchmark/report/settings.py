@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
-from benchmark.report.statistics import FAILED, SPENT, compare, cost, interval, late_rise
+from benchmark.report.statistics import FAILED, LEVEL, SPENT, compare, cost, interval, late_rise
 from benchmark.report.tables import last_rounds
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import READING, Record
@@ -19,6 +20,8 @@ from benchmark.suites.suite import Suite
 
 ENOUGH = 3  # seeds that a row needs (RULES.md)
 METRIC = "acc"
+WORST = "acc_worst_clients"
+POWER = 0.8
 RISING = 1.0  # points over the last quarter of the rounds; a row that rises by more has not converged
 
 
@@ -34,10 +37,15 @@ class Setting:
             is NaN, a failed one ``FAILED``.
         reference: the label that the others are compared with.
         bounds: labels that know more than a method may; they are neither tested nor ranked.
+        controls: by label, that of the row's control: its own step without the unlabelled loss; they are not ranked.
         lines: by method label: what ``compare`` gives, ``last_k_mean`` with ``last_k_ci95`` (the reading that averages
             the last rounds), ``rank`` (mean over the seeds that all methods have; it describes, and nothing is tested
             by it), ``rise`` (mean over the seeds of ``late_rise``), ``converged`` (not if ``rise`` is above 1 point),
-            the ``resolution`` of the setting, the costs to reach the reference's mean accuracy, and the tuned options.
+            the ``resolution`` of the setting, the difference ``found80`` that a test would find with a power of 80 %,
+            the costs to reach the reference's mean accuracy, and the tuned options. With
+            controls ``over_control`` (paired difference) and ``over_control_ci95``; with a table of the same rows at
+            their papers' rates ``untuned`` and ``untuned_ci95``; and ``worst_clients``, ``worst_clients_difference``
+            and ``worst_clients_ci95`` where the table has that metric.
         averaged: the rounds of ``last_k_mean``, such as ``10 rounds``.
         admission: what the test of admission has found (``benchmark.board.admit.judged``); empty if it was not made.
     """
@@ -51,6 +59,7 @@ class Setting:
     lines: pd.DataFrame
     averaged: str
     admission: Mapping[str, Any] = field(default_factory=dict)
+    controls: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ranked(self) -> bool:
@@ -130,7 +139,9 @@ def _setting(
     suite: Suite, plan: Plan, table: Table, dataset: str, rows: Sequence[Row], scores: pd.DataFrame
 ) -> Setting:
     reference, bounds = table.reference, tuple(b for b in table.bounds if b in scores)
-    lines = compare(scores, reference, bounds)
+    controls = {row: own for row, own in table.controls.items() if row in scores and own in scores}
+    unranked = list(dict.fromkeys((*bounds, *(own for own in table.controls.values() if own in scores))))
+    lines = compare(scores, reference, unranked)
     smooth = {row.method: values(plan, row, "last_k_mean") for row in rows}
     goal = smooth[reference].mean() if suite.report == "averaged" else lines.loc[reference, "mean"]
     more = {}
@@ -144,16 +155,56 @@ def _setting(
             "rise": _rise(done),
             **_spent(done, goal),
             "tuned": _tuned(suite, plan, row),
+            **_over_control(scores, row.method, controls),
+            **_untuned(suite, plan, table, row),
+            **_worst_clients(suite, plan, table, row, reference),
         }
     admission = _admission(suite, plan.scale, table.number, dataset)
-    whole = scores.drop(columns=list(bounds)).dropna()
+    whole = scores.drop(columns=unranked).dropna()
     lines["rank"] = whole.rank(axis=1, ascending=False).mean() if admission.get("admitted", False) else nan
     lines = lines.join(pd.DataFrame.from_dict(more, orient="index"))
     lines["converged"] = ~(lines["rise"] > RISING)
     lines["resolution"] = lines["simultaneous_ci95"].median()
+    lines["found80"] = _found(lines, scores.shape[1] - len(unranked) - 1)
     keys = [key for row in rows for key in plan.of_row[row.full_name].values()]
     averaged = " or ".join(sorted({last_rounds(plan.runs[key].config) for key in keys}))
-    return Setting(table, dataset, rows, scores, reference, bounds, lines, averaged, admission)
+    return Setting(table, dataset, rows, scores, reference, bounds, lines, averaged, admission, controls)
+
+
+def _found(lines: pd.DataFrame, family: int) -> pd.Series:
+    """By row, the true difference that its simultaneous interval tells from zero with 80 % (t approximation)."""
+    free = (lines["pairs"] - 1).clip(lower=1)
+    critical = stats.t.ppf(1 - (1 - LEVEL) / 2 / max(1, family), free)
+    return lines["simultaneous_ci95"] * (1 + stats.t.ppf(POWER, free) / critical)
+
+
+def _paired(scores: pd.Series, beside: pd.Series, name: str) -> dict[str, Any]:
+    """Mean difference of two rows over the seeds in which both have a score, and the half-width of its interval."""
+    both = (scores - beside).replace([np.inf, -np.inf], nan).dropna()
+    return {name: both.mean(), f"{name.removesuffix('_difference')}_ci95": interval(both)}
+
+
+def _over_control(scores: pd.DataFrame, method: str, controls: Mapping[str, str]) -> dict[str, Any]:
+    return _paired(scores[method], scores[controls[method]], "over_control") if method in controls else {}
+
+
+def _untuned(suite: Suite, plan: Plan, table: Table, row: Row) -> dict[str, Any]:
+    """Mean of a row at its paper's rates, with the half-width of its interval, if a table has it."""
+    beside = [one for other in suite.tables if other.untuned == table.number for one in other.rows]
+    for one in beside:
+        if (one.dataset, one.method) == (row.dataset, row.method) and one.full_name in plan.of_row:
+            known = values(plan, one, suite.report)
+            return {"untuned": known.mean(), "untuned_ci95": interval(known)}
+    return {}
+
+
+def _worst_clients(suite: Suite, plan: Plan, table: Table, row: Row, reference: str) -> dict[str, Any]:
+    """Accuracy at the worst tenth of the clients, and its difference to the reference's; not tested."""
+    if WORST not in table.metrics:
+        return {}
+    (beside,) = [one for one in table.rows if (one.dataset, one.method) == (row.dataset, reference)]
+    own, theirs = (values(plan, one, suite.report, WORST) for one in (row, beside))
+    return {"worst_clients": own.mean(), **_paired(own, theirs, "worst_clients_difference")}
 
 
 def _admission(suite: Suite, scale: str, table: str, dataset: str) -> Mapping[str, Any]:
@@ -208,5 +259,6 @@ def _spent(done: Sequence[tuple[Record, Sequence[Evaluated]]], goal: float) -> d
 
 def _tuned(suite: Suite, plan: Plan, row: Row) -> str:
     """The options that tuning has chosen for a row, such as ``lr 0.03``."""
-    chosen = suite.choices(plan.scale).get(row.full_name, {}).get("options", {})
-    return ", ".join(f"{name.partition('.')[2]} {value:g}" for name, value in chosen.items())
+    entry = suite.choices(plan.scale).get(row.full_name, {})
+    chosen = [f"{name.partition('.')[2]} {value:g}" for name, value in entry.get("options", {}).items()]
+    return ", ".join([*chosen, *([] if entry.get("interior", True) else ["not interior"])])

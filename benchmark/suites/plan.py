@@ -1,7 +1,7 @@
 """Tables of a suite, their rows, and the runs behind these."""
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -70,6 +70,8 @@ class Table:
         reference: label that the others are compared with, in a suite that ranks methods.
         bounds: labels of rows that use more information than a method may; they are not ranked.
         control: label of the row that effects are measured against; empty if the table has none.
+        controls: by label of a row, that of the row which is its own step with the unlabelled loss switched off.
+        untuned: the table whose rows these are, at the rates of their papers; empty for a table of its own.
         published_runs: number of runs behind a published value.
     """
 
@@ -81,6 +83,8 @@ class Table:
     reference: str = ""
     bounds: tuple[str, ...] = ()
     control: str = ""
+    controls: Mapping[str, str] = field(default_factory=dict)
+    untuned: str = ""
     published_runs: int = 1
 
 

@@ -73,6 +73,8 @@ class _Table(_Part):
     reference: str = ""
     bounds: list[str] = []
     control: str = ""
+    controls: dict[str, str] = {}
+    untuned: str = ""
     published_runs: Annotated[int, Field(ge=1)] = 1
 
 
@@ -192,7 +194,8 @@ def _check_names(suite: _Suite, where: str) -> None:
         place, labels = f"{where}, table {number}", [row.method for row in table.rows]
         _known("method label", labels, suite.labels, place)
         _known("data set label", table.datasets, suite.datasets, place)
-        compared = [*table.bounds, *filter(None, [table.reference, table.control])]
+        compared = [*table.bounds, *table.controls, *table.controls.values()]
+        compared += filter(None, [table.reference, table.control])
         _known("row that others are compared with", compared, labels, place)
         judges = [str(row.judged_by) for row in table.rows if row.judged_by != ""]
         _known("table", judges, numbers, f"{place}, judged_by")

@@ -71,6 +71,7 @@ class Suite:
         folder: Path = SUITES,
         extended: "Suite | None" = None,
     ) -> None:
+        spec = _with_untuned(spec)
         self.spec, self.where, self.folder, self.extended = spec, where, folder, extended
         missing = [key for key in REQUIRED if key not in spec]
         if missing:
@@ -457,12 +458,13 @@ class Suite:
         return found[0]
 
     def _table(self, number: str, spec: Mapping[str, Any]) -> Table:
-        texts = ("title", "unpublished", "reference", "control")
+        texts = ("title", "unpublished", "reference", "control", "untuned")
         return Table(
             number=number,
             metrics=tuple(spec["metrics"]),
             rows=tuple(self._row(number, name, spec, dict(row)) for name in spec["datasets"] for row in spec["rows"]),
             bounds=tuple(spec.get("bounds", ())),
+            controls=dict(spec.get("controls", {})),
             **{name: spec[name] for name in (*texts, "published_runs") if name in spec},
         )
 
@@ -526,6 +528,27 @@ def _on_top(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         else:
             result[key] = value
     return result
+
+
+def _with_untuned(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The spec with each table ``untuned: NAME`` filled in: the rows of the table NAME without its controls.
+
+    They have its options at every scale, and nothing that tuning has chosen, since they are rows of another table.
+    """
+    tables, scales = dict(spec.get("tables", {})), dict(spec.get("scales", {}))
+    for name, own in tables.items():
+        if not (isinstance(own, Mapping) and own.get("untuned") in tables):
+            continue
+        of = tables[own["untuned"]]
+        controls = of.get("controls", {}).values()
+        rows = [row for row in of["rows"] if row["method"] not in controls]
+        tables[name] = {key: of[key] for key in ("datasets", "metrics", "set") if key in of} | {**own, "rows": rows}
+        for scale, entry in scales.items():
+            at = entry.get("tables", {})
+            if own["untuned"] in at:
+                scales[scale] = {**entry, "tables": {**at, name: at[own["untuned"]]}}
+                entry = scales[scale]
+    return {**spec, "tables": tables, "scales": scales} if tables and scales else spec
 
 
 def _options(options: Options, method: str) -> Options:

@@ -289,3 +289,22 @@ def test_a_choice_is_not_inherited_by_another_setting(tmp_path, part):
         other = {"rounds": 9, "data.beta": 0.1, "model": "mlp"}[part]
         spec["labels"] = {**SPEC["labels"], "plain": {"method": "fedavg", part: other}}
     assert Suite(spec, "mine.yaml", tmp_path / "suites", base).choices("quick") == kept
+
+
+def test_the_rows_of_a_table_at_their_papers_rates_are_not_tuned(tmp_path, runtime, monkeypatch):
+    """They have its options at every scale, leave out its controls, and follow no choice."""
+    table = {**SPEC["tables"]["1"], "reference": "plain", "controls": {"teacher": "alone"}}
+    table["rows"] = [{"method": name} for name in ("plain", "teacher", "alone")]
+    labels = {**SPEC["labels"], "alone": {"method": "fed_consist", "method.lambda_u": 0}}
+    quick = {**SPEC["scales"]["quick"], "tables": {"1": {"set": {"rounds": 5}}}}
+    both = {"1": table, "1-paper": {"title": "At the papers' rates", "untuned": "1"}}
+    spec = {**SPEC, "labels": labels, "tables": both, "scales": {"quick": quick}}
+    suite = toy(tmp_path, spec)
+    judged(monkeypatch, {1: 50.0})
+    assert list(tune(suite, "quick", suite.rows, runtime, jobs=1)) == [f"1/Digits/{name}" for name in labels]
+    suite = toy(tmp_path, spec)
+    tuned, plain = (next(row for row in suite.rows if row.table == name) for name in ("1", "1-paper"))
+    assert [row.method for row in suite.rows if row.table == "1-paper"] == ["plain", "teacher"]
+    configs = [suite.run(row, "quick").config for row in (tuned, plain)]
+    assert [config.method.init_args["lr"] for config in configs] == [0.09, 0.03]
+    assert [config.rounds for config in configs] == [5, 5]

@@ -315,13 +315,3 @@ def test_what_the_methods_here_need():
     assert sorted(k for k, need in found.items() if need == "mean") == [
         *("cbafed", "fed_consist", "feddb", "fedirm", "fl2"),
     ]
-
-
-def test_sums_are_made_on_the_device():
-    """On an emulated one, to the CPU's bits: no tensor of the CPU meets one of the device."""
-    half_trained()
-    for method in ("fedavg", "fed_consist"):
-        _, expected = run_of(method, sums="by_rank")
-        with emulated() as emulation, streams(emulation) as times:
-            _, found = run_of(method, fabric=fabric(), sums="by_rank", slots=2)
-        assert different(found, expected) == [] and times.races == {}

@@ -497,3 +497,19 @@ def test_latex_has_the_metrics_that_are_asked_for(made):
     text = leaderboard.latex(own, own_plan, leaderboard.settings(own, own_plan))
     assert text.count(r"\begin{tabular}{lr}") == 2 and "Delta" not in text and r"32.00 $\pm$" in text
     assert r"method & pseudo/selected \\" in leaderboard.latex(suite, plan, found, ["pseudo/selected"])
+
+
+def test_a_control_is_shown_beside_its_row_and_not_ranked(made):
+    """It is in no family of tests; the row's difference to it, the paper's rates and the power stand on the page."""
+    suite, plan, _ = made
+    before = leaderboard.settings(suite, plan)[0]
+    table = replace(suite.tables[0], controls={"good": "bad"})
+    suite.tables = (table,)
+    one = leaderboard.settings(suite, plan)[0]
+    line = one.lines.loc["good"]
+    assert line["over_control"] == pytest.approx((one.scores["good"] - one.scores["bad"]).mean())
+    assert pd.isna(one.lines.loc["bad", "rank"]) and pd.isna(one.lines.loc["bad", "p"])
+    assert line["simultaneous_ci95"] < before.lines.loc["good", "simultaneous_ci95"]
+    assert line["found80"] > line["simultaneous_ci95"]
+    page = leaderboard.markdown(suite, plan, [one])
+    assert "Δ to its control" in page and "control" in page
