@@ -32,44 +32,10 @@ from federations import different, half_trained, rounds_until, tiny_federation
 from methods.fedavg import FedAvg
 from methods.models import cnn
 
-<<<<<<< HEAD
-SLOTS = 3
-WAITS = {
-    "benchmark/contract/devices.py run_of": "this test reads the result",
-    "benchmark/contract/devices.py run_of.<locals>.<dictcomp>": "the same before Python 3.12",
-    "benchmark/federation/finite.py find_nonfinite": "once per round and server's step",
-    "benchmark/federation/holdings.py Holdings.require": "positions of a stream, once per epoch",
-    "benchmark/federation/holdings.py Holdings.require_own": "once per visit",
-    "benchmark/federation/logged.py read_means": "once per evaluated round",
-    "benchmark/federation/store.py _on_host": "once per client and round",
-    "benchmark/runs/metrics.py _auc": "once per class and evaluated round",
-    "benchmark/runs/metrics.py scores": "once per evaluated round",
-    "benchmark/runs/metrics.py scores.<locals>.<dictcomp>": "the same before Python 3.12",
-    "datamodules/base.py FSSLDataModule._place": "before the first round",
-    "datamodules/base.py FSSLDataModule.class_counts": "once, before the first evaluation",
-    "datamodules/views/augment.py resize": "before the first round",
-    "datamodules/views/randaugment.py RandAugment.__call__": "once per block of images",
-    "methods/cbafed.py CBAFed.aggregate": "once per round",
-    "methods/cbafed.py CBAFed.make_upload": "once per visit",
-    "methods/cbafed.py storage_order": "once per visit",
-    "methods/feddb.py FedDB.weights": "once per round",
-    "methods/parts/helpers.py Helpers.received": "once per visit",
-    "methods/parts/helpers.py nearest": "once per round",
-    "methods/parts/sparse.py sparse_bytes": "once per upload",
-    "methods/fl2.py FL2.pseudo_labelled": "once per visit",
-    "methods/fl2.py FL2.weights": "once per round",
-    "methods/fixmatch.py FixMatch.pseudo_labelled": "once per visit",
-    "methods/proxyfl.py ProxyFL.aggregate": "once per round",
-    "methods/rscfed.py consensus_weights": "once per subset",
-    "methods/semifl.py SemiFL.mix_set": "once per visit",
-}
-"""Where the host waits for the device, and how often: nowhere in a step."""
-=======
 NAME = "emulated"
 aten = torch.ops.aten
 COPIES = (aten._to_copy.default, aten.copy_.default)
 REAL = torch.Generator
->>>>>>> refs/heads/contract
 
 
 class DeviceTensor(Tensor):
