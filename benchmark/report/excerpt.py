@@ -75,11 +75,6 @@ def update(page: Path, name: str, tables: Iterable[Rendered], plan: Plan, result
     return write_changed({page: text, **texts})
 
 
-def pictures(page: Path, name: str, tables: Iterable[Rendered], results: Path) -> list[Path]:
-    """Return the files in which ``update`` writes the figures of a page's blocks."""
-    return [_picture(results, name, *one) for one in _shown(page.read_text(encoding="utf-8"), name, tables)]
-
-
 def _shown(text: str, name: str, tables: Iterable[Rendered]) -> list[tuple[Rendered, str]]:
     """Return the tables and data sets for which a page has a block."""
     named = [(table, dataset) for table in tables for dataset in table.frame["dataset"].unique()]

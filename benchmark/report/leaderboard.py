@@ -195,20 +195,12 @@ def markdown(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def latex(suite: Suite, plan: Plan, found: Sequence[Setting], metrics: Sequence[str] = ()) -> str:
-    """A ``booktabs`` table per setting; rows are named and ordered as on the page, and Δ is bold where it is there.
-
-    Args:
-        suite: the leaderboard's.
-        plan: its runs.
-        found: its settings.
-        metrics: columns, in their order (``METRICS``); default: those of the suite's table. What is compared stands
-            behind ``acc``.
-    """
+def latex(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
+    """A ``booktabs`` table per setting; rows are named and ordered as on the page, and Δ is bold there too."""
     parts = [r"% Made from records; needs \usepackage{booktabs}."]
     told = " ".join(text.replace("**", "") for text in interim(suite, plan, found))
     for one in found:
-        shown, rows = metrics or one.table.metrics, {row.method: row for row in one.rows}
+        shown, rows = one.table.metrics, {row.method: row for row in one.rows}
         body = [{"method": m, **_latex_cells(suite, plan, one, rows[m], shown)} for m in one.order]
         frame = pd.DataFrame(body)
         what = "Accuracy" if list(shown) == [METRIC] else "Metrics"
@@ -238,7 +230,7 @@ def _latex_cells(suite: Suite, plan: Plan, one: Setting, row: Row, metrics: Sequ
 
 
 def write(suite: Suite, plan: Plan, results: Path, name: str, readme: Path | None) -> list[Path]:
-    """Write ``tables/<name>-leaderboard.md`` and ``.csv``, ``<name>-pairs.csv``, a picture, and the readme's block.
+    """Write ``tables/<name>-leaderboard.md``, ``.csv``, ``.tex``, ``<name>-pairs.csv``, a picture and a readme's block.
 
     The picture, ``tables/<name>-leaderboard.svg``, and the block ``leaderboard:<name>`` (see ``replace_block``), which
     has the comparisons in brief, show the settings in which every row has ``ENOUGH`` seeds. Returns the files that
@@ -247,11 +239,16 @@ def write(suite: Suite, plan: Plan, results: Path, name: str, readme: Path | Non
     found = settings(suite, plan)
     if not found:
         return []
-    page, whole, shares, picture = files(results, name)
-    texts = {page: markdown(suite, plan, found), whole: csv_text(frame(found)), shares: csv_text(pairs(found))}
+    board = results / "tables" / f"{name}-leaderboard"
+    texts = {
+        board.with_suffix(".md"): markdown(suite, plan, found),
+        board.with_suffix(".csv"): csv_text(frame(found)),
+        board.with_suffix(".tex"): latex(suite, plan, found),
+        board.with_name(f"{name}-pairs.csv"): csv_text(pairs(found)),
+    }
     told = [one for one in found if (one.lines["n"] + one.lines["failed"] >= ENOUGH).all()]
     if told:
-        texts[picture] = svg_text(draw_differences(panels(suite, told)))
+        texts[board.with_suffix(".svg")] = svg_text(draw_differences(panels(suite, told)))
     if readme is not None and readme.exists():
         parts = [part for table in suite.tables if (part := _section(told, table))]
         shown = {
@@ -261,12 +258,6 @@ def write(suite: Suite, plan: Plan, results: Path, name: str, readme: Path | Non
         block = "\n\n".join([*parts, *about] if parts else [])
         texts[readme] = replace_block(readme.read_text(encoding="utf-8"), f"leaderboard:{name}", block)
     return write_changed(texts)
-
-
-def files(results: Path, name: str) -> list[Path]:
-    """Where ``write`` puts page, lines, pairs and picture of ``<paper>-<scale>``."""
-    endings = ("leaderboard.md", "leaderboard.csv", "pairs.csv", "leaderboard.svg")
-    return [results / "tables" / f"{name}-{ending}" for ending in endings]
 
 
 def _section(found: Sequence[Setting], table: Table) -> str:
