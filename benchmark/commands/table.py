@@ -23,6 +23,7 @@ from benchmark.commands.common import (
     warn_of_slow_precision,
 )
 from benchmark.config import Run, Runtime
+from benchmark.console import printable
 from benchmark.launch.signals import STOPPED
 from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import ConfigError, Stopped
@@ -105,7 +106,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, readme: Path | None
     missing = [run for run in wanted if states[run.id] != "complete"]
     complete = [run for run in wanted if states[run.id] == "complete"]
     for note in made_by_other_code((run, record) for run in complete if (record := plan.found[run.id].record)):
-        print(note, file=sys.stderr)
+        print(printable(note), file=sys.stderr)
     jobs, gpus = jobs_and_gpus(options, runtime)
     if options.slurm is not None:
         code = _submit(missing, options, f"{suite.paper}-{_name(options)}", runtime)
@@ -238,4 +239,4 @@ def _show(pages: "Sequence[Rendered]", asked: Sequence[str], path: Path) -> None
 def _complain(bad: "Sequence[RunOutcome]") -> None:
     for outcome in bad:
         where = f"{outcome.run.cells[0]}, {outcome.run.folder}"
-        print(f"{outcome.status}: {where}: {outcome.message}", file=sys.stderr)
+        print(printable(f"{outcome.status}: {where}: {outcome.message}"), file=sys.stderr)

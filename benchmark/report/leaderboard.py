@@ -10,7 +10,7 @@ import pandas as pd
 from benchmark.files import write_changed
 from benchmark.report.cells import network
 from benchmark.report.differences import draw_differences, panels
-from benchmark.report.formats import csv_text, latex_bold, latex_table, pipe_table
+from benchmark.report.formats import csv_text, latex_bold, latex_table, markdown, pipe_table
 from benchmark.report.layout import NONE_RUN
 from benchmark.report.plots import svg_text
 from benchmark.report.settings import ENOUGH, METRIC, Setting, not_compared, settings, told_apart, values
@@ -109,7 +109,7 @@ def pairs(found: Sequence[Setting]) -> pd.DataFrame:
 def resolved(one: Setting) -> str:
     """Whether a setting is ranked, and what differences it can tell from none, in a sentence or two."""
     if not one.ranked:
-        return UNRANKED.format(reason=_refused(one.admission) if one.admission else "it was not tested")
+        return UNRANKED.format(reason=markdown(_refused(one.admission)) if one.admission else "it was not tested")
     if pd.isna(one.resolution):
         return "Too few runs to say which differences are resolved."
     return (
@@ -176,18 +176,22 @@ def interim(suite: Suite, plan: Plan, found: Sequence[Setting]) -> list[str]:
     return told
 
 
-def markdown(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
+def page(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
     """The page: for every table the comparison on each of its data sets with its resolution, and the costs."""
     beside = "" if suite.report == "last_k_mean" else BESIDE
     read = READ.format(accuracy=ACCURACY[suite.report], beside=beside)
-    parts = [f"# {suite.title}", _provenance(suite, plan, plan.found), *interim(suite, plan, found), read]
+    parts = [markdown(f"# {suite.title}"), _provenance(suite, plan, plan.found), *interim(suite, plan, found), read]
     for table in suite.tables:
         own = [one for one in found if one.table is table]
         absent = not_compared(plan, table)
         if own or absent:
-            parts += [f"## {table.title}", *(text for one in own for text in (_comparison([one]), resolved(one)))]
+            parts += [
+                markdown(f"## {table.title}"),
+                *(text for one in own for text in (_comparison([one]), resolved(one))),
+            ]
         if absent:
-            parts += [f"Not compared: {', '.join(absent)}; {table.reference}, the reference, is not run at this scale."]
+            told = f"Not compared: {', '.join(absent)}; {table.reference}, the reference, is not run at this scale."
+            parts += [markdown(told)]
         if any((one.lines["verified"] != "").any() for one in own):
             parts += [VERIFIED]
         if own:
@@ -241,7 +245,7 @@ def write(suite: Suite, plan: Plan, results: Path, name: str, readme: Path | Non
         return []
     board = results / "tables" / f"{name}-leaderboard"
     texts = {
-        board.with_suffix(".md"): markdown(suite, plan, found),
+        board.with_suffix(".md"): page(suite, plan, found),
         board.with_suffix(".csv"): csv_text(frame(found)),
         board.with_suffix(".tex"): latex(suite, plan, found),
         board.with_name(f"{name}-pairs.csv"): csv_text(pairs(found)),
@@ -264,8 +268,8 @@ def _section(found: Sequence[Setting], table: Table) -> str:
     own = [one for one in found if one.table is table]
     if not own:
         return ""
-    told = "\n\n".join(f"{one.dataset}: {resolved(one)}" for one in own)
-    return f"**{table.title}**\n\n{_comparison(own, brief=True)}\n\n{told}"
+    told = "\n\n".join(f"{markdown(one.dataset)}: {resolved(one)}" for one in own)
+    return f"**{markdown(table.title)}**\n\n{_comparison(own, brief=True)}\n\n{told}"
 
 
 def _comparison(own: Sequence[Setting], brief: bool = False) -> str:
@@ -341,7 +345,7 @@ def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, RunState], brief: b
         "hardware": ", ".join(sorted({hardware(record["environment"]) for record in records})),
         "code": f"{len(versions)} versions" if brief and len(versions) > 1 else ", ".join(versions),
     }
-    return "; ".join(f"{name}: {text}" for name, text in parts.items()) + "."
+    return markdown("; ".join(f"{name}: {text}" for name, text in parts.items()) + ".")
 
 
 def _p(value: Any) -> str:

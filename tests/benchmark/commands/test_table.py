@@ -1,5 +1,6 @@
 """``table``: from nothing to nothing left to do."""
 
+import json
 import os
 import re
 
@@ -332,3 +333,24 @@ def test_runs_of_two_versions_of_the_users_images_do_not_share_a_page(here, fitt
     change(path, lambda record: record.update(data_sha256={"x.npz": "of another version"}))
     table()
     assert "data of several versions**: x.npz" in page.read_text() and "outdated" not in page.read_text()
+
+
+def test_a_suites_texts_are_no_markup_and_no_commands_to_a_terminal(here, fitted, capsys):
+    """In every place of a page, a board, a readme's block and the output."""
+    hostile = "<b>x</b> ![p](http://a) \x1b[2J"
+    text = SUITE.replace("low", json.dumps(hostile)).replace("title: One", f"title: {json.dumps(hostile)}")
+    text = text.replace("note: tiny", f"note: {json.dumps(hostile)}").replace("A toy paper", json.dumps(hostile))
+    text = text.replace("metrics: [acc], rows", f"metrics: [acc], reference: {json.dumps(hostile)}, rows")
+    (here / "toy.yaml").write_text(text + "ranked: true\n")
+    (here / "README.md").write_text(
+        "".join(f"<!-- {b}:begin --><!-- {b}:end -->" for b in ("excerpt:toy-quick-1/A", "leaderboard:toy-quick"))
+    )
+    assert table() == 0
+    assert main(["status", "--paper", "toy.yaml", "--runs"]) == 0
+    told = capsys.readouterr()
+    assert "\x1b" not in told.out + told.err
+    pages = [here / "README.md", *here.glob("results/tables/toy-quick*.md")]
+    assert len(pages) == 3
+    for page in pages:
+        text = page.read_text()
+        assert r"\<b>x" in text and not re.search(r"(?<!\\)<b>|(?<!\\)\[p|\x1b", text), page
