@@ -18,7 +18,7 @@ CODE := benchmark methods datamodules tests docs
 CHECK := 'import sys; sys.version_info >= (3, 11) or sys.exit("Python >= 3.11 is needed: make install PYTHON=...")'
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint types format bench-table1 site docs perf perf-gpu clean
+.PHONY: help install test lint types format bench-table1 docs perf perf-gpu clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,9 +49,6 @@ bench-table1: $(STAMP) ## run what the tables of a paper still lack, then print 
 	$(BIN)/python -m benchmark table --paper $(PAPER) --scale $(SCALE) $(if $(TABLES),--tables $(TABLES)) \
 		$(if $(METHODS),--methods $(METHODS)) $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data_dir $(DATA_DIR)) $(ARGS)
-
-site: $(STAMP) ## build pages from all records in results/runs; open site/index.html in a browser (ARGS="--papers rscfed")
-	$(BIN)/python -m benchmark site $(ARGS)
 
 docs: $(STAMP) ## build the documentation and run its notebooks; open build/docs/index.html in a browser (ARGS="-D nb_execution_mode=off" skips the notebooks)
 	$(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going $(ARGS) . build/docs

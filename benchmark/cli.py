@@ -23,13 +23,13 @@ from benchmark.commands import (
     names,
     plot,
     records,
-    site,
     status,
     table,
     tune,
     verify,
 )
 from benchmark.commands.common import MAPPINGS, same_command
+from benchmark.console import printable
 from benchmark.files import read_value
 from benchmark.launch.signals import STOPPED, stoppable
 from benchmark.registry import KINDS, find_class, known_names, one_line
@@ -44,7 +44,6 @@ MODULES: dict[str, Any] = {
     "enter": enter,
     "status": status,
     "plot": plot,
-    "site": site,
     "describe": describe,
     "verify": verify,
     "records": records,
@@ -78,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP``, and the same command continues; 130: interrupted; 141: the output is no
     longer read.
     """
+    os.environ["MPLBACKEND"] = "agg"  # figures go to files; matplotlib fails at its import where this names no backend
     try:
         return _stoppable(sys.argv[1:] if argv is None else argv)
     except BrokenPipeError:
@@ -111,7 +111,7 @@ def _run(argv: Sequence[str]) -> int:
         finally:
             sys.stdout.flush()  # fail here, not when Python exits
     except BenchError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        print(f"error: {printable(one_line(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         raise  # unlike other OSErrors, not about a file

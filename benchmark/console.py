@@ -1,6 +1,15 @@
 """Console output of commands, and formatting of times and sizes."""
 
+import re
+
 import rich.console
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
+
+
+def printable(text: str) -> str:
+    """Replace control characters, which a terminal would obey, by question marks."""
+    return CONTROL.sub("?", text)
 
 
 class Console(rich.console.Console):

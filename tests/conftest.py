@@ -68,17 +68,6 @@ def modules_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
             del sys.modules[name]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Cache plans with the tests' files, in one folder for all processes, not in the user's home."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        yield
-
-
 @pytest.fixture(scope="module", autouse=True)
 def few_objects() -> None:
     """Freeze long-lived objects such as imported modules, since every run ends with a garbage collection."""

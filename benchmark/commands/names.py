@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands.common import refuse
+from benchmark.console import printable
 from benchmark.files import read_yaml
 from benchmark.registry import KINDS, Kind
 from benchmark.suites.suite import SUFFIX, SUITES, available
@@ -40,7 +41,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
             for name, about in found.items()
         ]
         sections.append("\n".join(lines if options.what else [f"{what}:", *lines]))
-    print("\n\n".join(sections))
+    print(printable("\n\n".join(sections)))
     return 0
 
 

@@ -7,7 +7,6 @@ from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands.common import add_seeds_argument, add_suite_arguments, numbers, refuse
 from benchmark.config import Runtime
-from benchmark.suites import plan_cache
 from benchmark.suites.suite import load
 
 ABOUT = "Show how much of a paper's tables has been run, and what is still missing."
@@ -28,7 +27,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
     seeds = numbers(options.seeds, "--seeds")
     show(
-        plan_cache.plan(load(options.paper), options.scale, seeds, Runtime(results_dir=options.results_dir)),
+        load(options.paper).plan(options.scale, seeds, Runtime(results_dir=options.results_dir)),
         options.runs,
     )
     return 0

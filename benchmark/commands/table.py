@@ -23,6 +23,7 @@ from benchmark.commands.common import (
     warn_of_slow_precision,
 )
 from benchmark.config import Run, Runtime
+from benchmark.console import printable
 from benchmark.launch.signals import STOPPED
 from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import ConfigError, Stopped
@@ -31,7 +32,6 @@ from datamodules.common.precision import PRECISIONS
 if TYPE_CHECKING:
     from benchmark.launch.pool import RunOutcome
     from benchmark.report.layout import Rendered
-    from benchmark.report.stamp import Stamp
     from benchmark.suites.plan import Plan
 
 ABOUT = "Run whatever the tables of a paper still lack, then write the tables."
@@ -78,29 +78,12 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     """Run the command; returns its exit code."""
     refuse(dotted, "table")
     runtime = runtime_of(options)
-    results = Path(runtime.results_dir)
     named = options.readme or ("README.md" if runtime.results_dir == Runtime.results_dir else None)
     readme = Path(named) if named and Path(named).exists() else None
     if options.readme and readme is None:
         raise ConfigError(f"--readme {options.readme}: there is no such file")
     suite = load(options.paper)
-    stamp = _stamp(suite, options, results, readme)
-    mirrored = runtime.wandb in ("online", "offline")  # explicitly asked for, even if nothing is missing
-    if not (options.dry_run or options.overwrite or mirrored) and (left := stamp.holds()):
-        for note in left["notes"]:
-            print(note, file=sys.stderr)
-        print(f"nothing is missing: all {left['runs']} runs are complete, and {left['page']} is up to date")
-        return 0
-    return _run(suite, options, runtime, stamp, readme)
-
-
-def _stamp(suite: Suite, options: Namespace, results: Path, readme: Path | None) -> "Stamp":
-    from benchmark.report.stamp import Stamp
-    from benchmark.suites.plan_cache import digest
-
-    names = ("paper", "scale", "seeds", "tables", "methods", "only", "precision", "results_dir", "readme")
-    asked = {name: options[name] for name in names} | {"page": str(readme), "suite": digest(suite, options.scale)}
-    return Stamp(results / "tables" / f".{suite.paper}-{_name(options)}.json", asked)
+    return _run(suite, options, runtime, readme)
 
 
 def _name(options: Namespace) -> str:
@@ -108,7 +91,7 @@ def _name(options: Namespace) -> str:
     return f"{options.scale}-{options.precision}" if options.precision else str(options.scale)
 
 
-def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", readme: Path | None) -> int:
+def _run(suite: Suite, options: Namespace, runtime: Runtime, readme: Path | None) -> int:
     from benchmark.launch import pool
     from benchmark.launch.progress import Display, continuation
 
@@ -122,9 +105,8 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     states = {run.id: "missing" if options.overwrite else plan.found[run.id].state for run in wanted}
     missing = [run for run in wanted if states[run.id] != "complete"]
     complete = [run for run in wanted if states[run.id] == "complete"]
-    notes = made_by_other_code((run, record) for run in complete if (record := plan.found[run.id].record))
-    for note in notes:
-        print(note, file=sys.stderr)
+    for note in made_by_other_code((run, record) for run in complete if (record := plan.found[run.id].record)):
+        print(printable(note), file=sys.stderr)
     jobs, gpus = jobs_and_gpus(options, runtime)
     if options.slurm is not None:
         code = _submit(missing, options, f"{suite.paper}-{_name(options)}", runtime)
@@ -155,7 +137,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
             return code
 
     plan.look_again()
-    pages, files = _write(suite, plan, published, options, runtime, readme, mirror=bool(outcomes))
+    pages = _write(suite, plan, published, options, runtime, readme, mirror=bool(outcomes))
     page = Path(runtime.results_dir) / "tables" / f"{suite.paper}-{_name(options)}.md"
     _show(pages, wished, page)
     if not missing:
@@ -164,8 +146,6 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     _complain(bad)
     if bad and options.overwrite:
         print(f"{same_command(options.overwrite)} runs only these", file=sys.stderr)
-    if not bad:
-        stamp.write(plan, files, {"runs": len(wanted), "page": str(page), "notes": notes})
     return 1 if bad else 0
 
 
@@ -197,8 +177,8 @@ def _write(
     runtime: Runtime,
     readme: Path | None,
     mirror: bool,
-) -> "tuple[list[Rendered], list[Path]]":
-    """Write what is made of the runs; returns the tables and all files that hold them."""
+) -> "list[Rendered]":
+    """Write what is made of the runs; returns the tables."""
     from benchmark.report import excerpt, leaderboard, tables
 
     results, named = Path(runtime.results_dir), _name(options)
@@ -213,10 +193,7 @@ def _write(
         print(f"wrote {path}")
     if mirror or written or runtime.wandb in ("online", "offline"):  # the last is explicitly asked for
         _mirror(suite, runtime, options.scale, name, plan, pages)
-    files = sorted((results / "tables").glob(f"{name}.*"))
-    files += leaderboard.files(results, name) if suite.ranked else []
-    files += [readme, *excerpt.pictures(readme, name, pages, results)] if readme else []
-    return pages, files
+    return pages
 
 
 def _mirror(
@@ -262,4 +239,4 @@ def _show(pages: "Sequence[Rendered]", asked: Sequence[str], path: Path) -> None
 def _complain(bad: "Sequence[RunOutcome]") -> None:
     for outcome in bad:
         where = f"{outcome.run.cells[0]}, {outcome.run.folder}"
-        print(f"{outcome.status}: {where}: {outcome.message}", file=sys.stderr)
+        print(printable(f"{outcome.status}: {where}: {outcome.message}"), file=sys.stderr)

@@ -7,6 +7,7 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands.common import refuse
+from benchmark.console import printable
 
 ABOUT = (
     "Compare two runs: configuration, partition, data, status, every round and the averaged model. Exits with 0 if all "
@@ -28,7 +29,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
     found = compare(Path(options.one), Path(options.other))
     for line in found.lines:
-        print(line)
+        print(printable(line))
     if found.equal or found.within is None:
         print("equal" if found.equal else "not equal")
     else:

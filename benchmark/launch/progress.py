@@ -9,7 +9,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmark.config import Run
-from benchmark.console import Console, duration
+from benchmark.console import Console, duration, printable
 from benchmark.runs.background import repeatedly
 from benchmark.runs.records import last_row, read_record
 from benchmark.runs.states import saved_rounds, state
@@ -149,7 +149,7 @@ class Display:
             self.live.update(self.all, completed=self.done)
         width = len(str(self.total))
         line = f"[{self.done:>{width}}/{self.total}] {status} {label(run)}, {seconds:.1f} s"
-        self.console.print(line + (f": {message}" if message else ""), highlight=False, markup=False)
+        self.console.print(printable(line + (f": {message}" if message else "")), highlight=False, markup=False)
 
 
 def rounds_done(run: Run, row: dict[str, Any] | None) -> int | None:
@@ -180,4 +180,4 @@ def continuation(run: Run) -> str:
 def label(run: Run) -> str:
     """A run in a few words."""
     more = f" +{len(run.cells) - 1}" if len(run.cells) > 1 else ""
-    return f"{run.cells[0]}{more} seed {run.config.seed} ({run.id})"
+    return printable(f"{run.cells[0]}{more} seed {run.config.seed} ({run.id})")

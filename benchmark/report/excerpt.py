@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from benchmark.files import write_changed
 from benchmark.report.curves import read_curve
-from benchmark.report.formats import pipe_table
+from benchmark.report.formats import markdown, pipe_table
 from benchmark.report.layout import Rendered
 from benchmark.report.plots import draw_learning_curves, row_labels, svg_text
 from benchmark.report.tables import replace_block
@@ -67,17 +67,12 @@ def update(page: Path, name: str, tables: Iterable[Rendered], plan: Plan, result
         told = excerpt(table.frame, dataset)
         if table.of_paper and not table.compare:
             used = table.data_label(dataset)
-            told = f"**Scale {table.scale}: not the paper's protocol.** Data: {used}.\n\n{told}"
+            told = markdown(f"**Scale {table.scale}: not the paper's protocol.** Data: {used}.") + f"\n\n{told}"
         text = replace_block(text, _block(name, table, dataset), told)
         drawn = _curves(table, dataset, plan)
         if drawn:
             texts[_picture(results, name, table, dataset)] = drawn
     return write_changed({page: text, **texts})
-
-
-def pictures(page: Path, name: str, tables: Iterable[Rendered], results: Path) -> list[Path]:
-    """Return the files in which ``update`` writes the figures of a page's blocks."""
-    return [_picture(results, name, *one) for one in _shown(page.read_text(encoding="utf-8"), name, tables)]
 
 
 def _shown(text: str, name: str, tables: Iterable[Rendered]) -> list[tuple[Rendered, str]]:

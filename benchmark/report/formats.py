@@ -8,6 +8,8 @@ import pandas as pd
 from pandas.api.types import is_scalar
 from tabulate import tabulate
 
+from benchmark.console import printable
+
 BOLD = "\x02"  # prefix of texts to set in bold in LaTeX; does not occur in names
 # LaTeX's special characters, and characters that its text fonts may lack.
 LATEX = str.maketrans(
@@ -59,8 +61,8 @@ def _inert(cell: Any) -> Any:
 
 
 def _is_formula(cell: Any) -> bool:
-    """Whether a spreadsheet would evaluate a cell; not for numbers (including printed ones) and dashes."""
-    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")) or cell == "-":
+    """Whether a spreadsheet would evaluate a cell, even behind blanks; not for numbers and dashes."""
+    if not isinstance(cell, str) or not cell.lstrip().startswith(("=", "+", "-", "@")) or cell == "-":
         return False
     try:
         float(cell)
@@ -69,9 +71,23 @@ def _is_formula(cell: Any) -> bool:
     return False
 
 
+class Marked(str):
+    """A text with Markdown or HTML of our own; what it quotes is escaped already."""
+
+
+def markdown(text: str) -> str:
+    """Escape a text for Markdown, in one line: what it holds becomes no HTML, link or picture.
+
+    Emphasis stays: the texts that we write ourselves have some.
+    """
+    if isinstance(text, Marked):
+        return text
+    return re.sub(r"[\\\[\]]|<(?=[A-Za-z/!?])", r"\\\g<0>", printable(" ".join(text.split("\n"))))
+
+
 def pipe_table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Format a Markdown table; bars in texts are escaped."""
-    escaped = [[text.replace("|", "\\|").replace("\n", " ") for text in row] for row in (heads, *body)]
+    """Format a Markdown table of escaped texts."""
+    escaped = [[markdown(text).replace("|", "\\|") for text in row] for row in (heads, *body)]
     return str(tabulate(escaped[1:], escaped[0], tablefmt="pipe", disable_numparse=True))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from html import escape
 from textwrap import wrap
 from typing import Any
 
@@ -9,7 +10,8 @@ import pandas as pd
 from pandas.api.types import is_numeric_dtype
 from tabulate import tabulate
 
-from benchmark.report.formats import csv_text, latex_comment, latex_table, numeric, pipe_table, texts
+from benchmark.console import printable
+from benchmark.report.formats import Marked, csv_text, latex_comment, latex_table, markdown, numeric, pipe_table, texts
 from benchmark.report.verdicts import Effect, Level, places
 from benchmark.suites.plan import Row, Table
 
@@ -138,7 +140,8 @@ class ExtraTable:
         """A collapsible block."""
         shown = texts(self.frame)
         table = pipe_table(list(shown.columns), shown.to_numpy().tolist())
-        parts = [f"<details><summary>{self.title}</summary>", self.note, table, "</details>"]
+        title = escape(printable(self.title), quote=False)
+        parts = [f"<details><summary>{title}</summary>", markdown(self.note), table, "</details>"]
         return "\n\n".join(filter(None, parts))
 
 
@@ -295,20 +298,24 @@ class Rendered:
         """Heading, table, omitted rows, facts and legend."""
         whole = self.layout
         shown = whole.only_run()
-        parts = [f"### Table {self.number}: {self.title}"]
+        parts = [markdown(f"### Table {self.number}: {self.title}")]
         if shown.rows:
             stands_in = self.of_paper and not self.compare
-            parts += [f"**Scale {self.scale}: not the paper's protocol.**"] if stands_in else []
+            parts += [markdown(f"**Scale {self.scale}: not the paper's protocol.**")] if stands_in else []
             body = [[*keys, *(self._markdown_cell(line) for line in cells)] for keys, cells in shown.rows]
-            parts += [pipe_table([*shown.heads, *self._titles(shown)], body), whole.untouched(), self.unjudged]
+            parts += [
+                pipe_table([*shown.heads, *self._titles(shown)], body),
+                markdown(whole.untouched()),
+                markdown(self.unjudged),
+            ]
         else:
             parts += ["Nothing of this table has been run."]
             if self.printed and not any(line.published for line in self.lines):
-                parts += [f"Published values: {self.unpublished}."]
+                parts += [markdown(f"Published values: {self.unpublished}.")]
         for section in self.sections:
             parts += [section.markdown]
         facts = [f"{name}: {text}" if name else text for name, text in self.facts.items()]
-        parts += ["; ".join(facts) + ".", self.legend if shown.rows else ""]
+        parts += [markdown("; ".join(facts) + "."), markdown(self.legend) if shown.rows else ""]
         return "\n\n".join(filter(None, parts)) + "\n"
 
     @property
@@ -320,7 +327,7 @@ class Rendered:
         shown = self.layout.only_run()
         title = f"Table {self.number}: {self.title}"
         if not shown.rows:
-            return f"{title}\nNothing of this table has been run.\n"
+            return printable(f"{title}\nNothing of this table has been run.\n")
         metric = shown.columns[0][1]
         kept = [n for n, (_, name) in enumerate(shown.columns) if name == metric]
         columns: dict[tuple[str, ...], list[str]] = {}  # data sets with the same runs share one
@@ -334,7 +341,7 @@ class Rendered:
         where = f"{metric} in percent in {self.facts['reading']}, seeds {self.facts['seeds']}"
         about = f"{where}: mean ± 95 % interval{printed}."
         scale = f"Scale {self.facts['scale']}."
-        return "\n".join([title, "", table, "", *wrap(about, WIDTH), *wrap(scale, WIDTH)]) + "\n"
+        return printable("\n".join([title, "", table, "", *wrap(about, WIDTH), *wrap(scale, WIDTH)]) + "\n")
 
     @property
     def latex(self) -> str:
@@ -366,16 +373,16 @@ class Rendered:
     def _markdown_cell(self, line: Line | None) -> str:
         if line is None:
             return ""
-        parts = [line.ours_text]
+        parts = [markdown(line.ours_text)]
         if self.printed:
             told = line.published_text or self.unpublished
-            shown = f"{told} ({line.level_text})" if line.level_text else told
+            shown = markdown(f"{told} ({line.level_text})" if line.level_text else told)
             parts += [shown if self.compare else f"<sub>{shown}</sub>"]
         if line.effect:
             parts += [f"effect {line.effect_text}"]
         if line.n:
-            parts += [line.judgement]
-        return "<br>".join(filter(None, parts))
+            parts += [markdown(line.judgement)]
+        return Marked("<br>".join(filter(None, parts)))
 
     def _terminal_cell(self, line: Line | None) -> str:
         if line is None or line.ours is None:

@@ -10,7 +10,7 @@ import pandas as pd
 from benchmark.files import write_changed
 from benchmark.report.cells import network
 from benchmark.report.differences import draw_differences, panels
-from benchmark.report.formats import csv_text, latex_bold, latex_table, pipe_table
+from benchmark.report.formats import csv_text, latex_bold, latex_table, markdown, pipe_table
 from benchmark.report.layout import NONE_RUN
 from benchmark.report.plots import svg_text
 from benchmark.report.settings import ENOUGH, METRIC, Setting, not_compared, settings, told_apart, values
@@ -110,7 +110,7 @@ def pairs(found: Sequence[Setting]) -> pd.DataFrame:
 def resolved(one: Setting) -> str:
     """Whether a setting is ranked, and what differences it can tell from none, in a sentence or two."""
     if not one.ranked:
-        return UNRANKED.format(reason=_refused(one.admission) if one.admission else "it was not tested")
+        return UNRANKED.format(reason=markdown(_refused(one.admission)) if one.admission else "it was not tested")
     if pd.isna(one.resolution):
         return "Too few runs to say which differences are resolved."
     return (
@@ -189,42 +189,35 @@ def interim(suite: Suite, plan: Plan, found: Sequence[Setting]) -> list[str]:
     return told
 
 
-def markdown(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
+def page(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
     """The page: for every table the comparison on each of its data sets with its resolution, and the costs."""
     beside = "" if suite.report == "last_k_mean" else BESIDE
     read = READ.format(accuracy=ACCURACY[suite.report], beside=beside)
-    parts = [f"# {suite.title}", _provenance(suite, plan, plan.found), *interim(suite, plan, found), read]
+    parts = [markdown(f"# {suite.title}"), _provenance(suite, plan, plan.found), *interim(suite, plan, found), read]
     for table in suite.tables:
         own = [one for one in found if one.table is table]
         absent = not_compared(plan, table)
         if own or absent:
             parts += [
-                f"## {table.title}",
+                markdown(f"## {table.title}"),
                 *(text for one in own for text in (_comparison([one]), resolved(one), power(one)) if text),
             ]
         if any(one.controls for one in own):
             parts += [CONTROLS]
         if absent:
-            parts += [f"Not compared: {', '.join(absent)}; {table.reference}, the reference, is not run at this scale."]
+            told = f"Not compared: {', '.join(absent)}; {table.reference}, the reference, is not run at this scale."
+            parts += [markdown(told)]
         if own:
             parts += ["What it costs", _costs(own, GOAL[suite.report])]
     return "\n\n".join(parts) + "\n"
 
 
-def latex(suite: Suite, plan: Plan, found: Sequence[Setting], metrics: Sequence[str] = ()) -> str:
-    """A ``booktabs`` table per setting; rows are named and ordered as on the page, and Δ is bold where it is there.
-
-    Args:
-        suite: the leaderboard's.
-        plan: its runs.
-        found: its settings.
-        metrics: columns, in their order (``METRICS``); default: those of the suite's table. What is compared stands
-            behind ``acc``.
-    """
+def latex(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
+    """A ``booktabs`` table per setting; rows are named and ordered as on the page, and Δ is bold there too."""
     parts = [r"% Made from records; needs \usepackage{booktabs}."]
     told = " ".join(text.replace("**", "") for text in interim(suite, plan, found))
     for one in found:
-        shown, rows = metrics or one.table.metrics, {row.method: row for row in one.rows}
+        shown, rows = one.table.metrics, {row.method: row for row in one.rows}
         body = [{"method": m, **_latex_cells(suite, plan, one, rows[m], shown)} for m in one.order]
         frame = pd.DataFrame(body)
         what = "Accuracy" if list(shown) == [METRIC] else "Metrics"
@@ -254,7 +247,7 @@ def _latex_cells(suite: Suite, plan: Plan, one: Setting, row: Row, metrics: Sequ
 
 
 def write(suite: Suite, plan: Plan, results: Path, name: str, readme: Path | None) -> list[Path]:
-    """Write ``tables/<name>-leaderboard.md`` and ``.csv``, ``<name>-pairs.csv``, a picture, and the readme's block.
+    """Write ``tables/<name>-leaderboard.md``, ``.csv``, ``.tex``, ``<name>-pairs.csv``, a picture and a readme's block.
 
     The picture, ``tables/<name>-leaderboard.svg``, and the block ``leaderboard:<name>`` (see ``replace_block``), which
     has the comparisons in brief, show the settings in which every row has ``ENOUGH`` seeds. Returns the files that
@@ -263,11 +256,16 @@ def write(suite: Suite, plan: Plan, results: Path, name: str, readme: Path | Non
     found = settings(suite, plan)
     if not found:
         return []
-    page, whole, shares, picture = files(results, name)
-    texts = {page: markdown(suite, plan, found), whole: csv_text(frame(found)), shares: csv_text(pairs(found))}
+    board = results / "tables" / f"{name}-leaderboard"
+    texts = {
+        board.with_suffix(".md"): page(suite, plan, found),
+        board.with_suffix(".csv"): csv_text(frame(found)),
+        board.with_suffix(".tex"): latex(suite, plan, found),
+        board.with_name(f"{name}-pairs.csv"): csv_text(pairs(found)),
+    }
     told = [one for one in found if (one.lines["n"] + one.lines["failed"] >= ENOUGH).all()]
     if told:
-        texts[picture] = svg_text(draw_differences(panels(suite, told)))
+        texts[board.with_suffix(".svg")] = svg_text(draw_differences(panels(suite, told)))
     if readme is not None and readme.exists():
         parts = [part for table in suite.tables if (part := _section(told, table))]
         shown = {
@@ -279,18 +277,12 @@ def write(suite: Suite, plan: Plan, results: Path, name: str, readme: Path | Non
     return write_changed(texts)
 
 
-def files(results: Path, name: str) -> list[Path]:
-    """Where ``write`` puts page, lines, pairs and picture of ``<paper>-<scale>``."""
-    endings = ("leaderboard.md", "leaderboard.csv", "pairs.csv", "leaderboard.svg")
-    return [results / "tables" / f"{name}-{ending}" for ending in endings]
-
-
 def _section(found: Sequence[Setting], table: Table) -> str:
     own = [one for one in found if one.table is table]
     if not own:
         return ""
-    told = "\n\n".join(f"{one.dataset}: {resolved(one)}" for one in own)
-    return f"**{table.title}**\n\n{_comparison(own, brief=True)}\n\n{told}"
+    told = "\n\n".join(f"{markdown(one.dataset)}: {resolved(one)}" for one in own)
+    return f"**{markdown(table.title)}**\n\n{_comparison(own, brief=True)}\n\n{told}"
 
 
 def _comparison(own: Sequence[Setting], brief: bool = False) -> str:
@@ -386,7 +378,7 @@ def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, RunState], brief: b
         "hardware": ", ".join(sorted({hardware(record["environment"]) for record in records})),
         "code": f"{len(versions)} versions" if brief and len(versions) > 1 else ", ".join(versions),
     }
-    return "; ".join(f"{name}: {text}" for name, text in parts.items()) + "."
+    return markdown("; ".join(f"{name}: {text}" for name, text in parts.items()) + ".")
 
 
 def _p(value: Any) -> str:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmark.config import Run, identity, spelled
-from benchmark.console import Console
+from benchmark.console import Console, printable
 from benchmark.report.cost import measured_here, parts, summary
 from benchmark.runs.environment import gpu_name
 from benchmark.runs.records import READING, read_record, read_rows, readings
@@ -79,10 +79,10 @@ def show(plan: Plan, every_run: bool = False, console: Console | None = None) ->
     for key, run in plan.runs.items():
         if progress[key].state == "failed":
             error = str(read_record(run.folder)["error"]).strip().splitlines()[-1]
-            console.print(f"{run.folder.name}: {error}", markup=False)
+            console.print(printable(f"{run.folder.name}: {error}"), markup=False)
     for one in progress.values():
         if one.problem:
-            console.print(one.problem, markup=False)
+            console.print(printable(one.problem), markup=False)
 
 
 def _rows(plan: Plan, progress: Mapping[str, Progress], options: Mapping[str, str]) -> Table:
@@ -98,7 +98,7 @@ def _rows(plan: Plan, progress: Mapping[str, Progress], options: Mapping[str, st
     for (cells, told), runs in rows.items():
         known = [one.accuracy for one in runs if one.state == "complete" and one.accuracy is not None]
         mean = f"{sum(known) / len(known):.2f}" if known else ""
-        table.add_row(escape(cells), _counts([one.state for one in runs]), mean, escape(told))
+        table.add_row(_shown(cells), _counts([one.state for one in runs]), mean, _shown(told))
     return table
 
 
@@ -118,10 +118,15 @@ def _runs(plan: Plan, keys: Sequence[str], progress: Mapping[str, Progress], opt
             str(run.config.seed),
             f"{one.done}/{run.config.rounds}",
             "" if one.accuracy is None else f"{one.accuracy:.2f}",
-            escape(_cells(run)),
-            escape(options[key]),
+            _shown(_cells(run)),
+            _shown(options[key]),
         )
     return table
+
+
+def _shown(text: str) -> str:
+    """A text as it is, for Rich and for a terminal."""
+    return escape(printable(text))
 
 
 def _reading(plan: Plan) -> str:

@@ -12,7 +12,7 @@ from benchmark.config import RunConfig
 from benchmark.files import write_changed
 from benchmark.report import others
 from benchmark.report.cells import BROKEN, Cell
-from benchmark.report.formats import csv_text
+from benchmark.report.formats import csv_text, markdown
 from benchmark.report.layout import OURS, ExtraTable, Line, Rendered, varying
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import READING, Record, code_versions
@@ -87,7 +87,7 @@ def exports(suite: Suite, tables: Sequence[Rendered]) -> dict[str, str]:
     own = [c for c in frame if c not in (*LEFT, *RIGHT)]
     frame = frame[[c for c in (*LEFT, *own, *RIGHT) if c in frame]]
     return {
-        ".md": "\n".join([f"# {suite.title}\n", *(table.markdown for table in tables), *elsewhere]),
+        ".md": "\n".join([markdown(f"# {suite.title}") + "\n", *(table.markdown for table in tables), *elsewhere]),
         ".csv": csv_text(frame),
         ".tex": r"% Made from records; needs \usepackage{booktabs}." + "\n" + "\n".join(t.latex for t in tables),
     }

@@ -11,11 +11,8 @@ import pytest
 
 from benchmark import ROOT, cli
 from benchmark.cli import COMMANDS, main, split_dotted
-from benchmark.config import Runtime
 from benchmark.launch.signals import STOPPED
 from benchmark.registry import KINDS, find_class, known_names
-from benchmark.suites import plan_cache
-from benchmark.suites.suite import load
 from datamodules.common.errors import Stopped
 from toy_suite import HEAVY
 
@@ -36,7 +33,6 @@ def test_options_of_sbatch_stay_as_they_are_spelled(given):
     ],
 )
 def test_a_reader_that_goes_away_is_no_missing_folder(here, arguments):
-    plan_cache.plan(load("toy.yaml"), "quick", [], Runtime())  # so that `status` imports nothing heavy
     program = started(arguments)
     program.stdout.close()
     assert program.stderr.read().splitlines()[-1] == "nobody reads the output any more"
@@ -260,7 +256,6 @@ def test_options_are_frozen(help_of):
         "enter": {"--jobs", "--method", "--table", "--overwrite", "--threads"} | suite | where,
         "status": suite | {"--runs"},
         "plot": {"--columns", "--labels", "--out", "--suite", "--row", "--scale", "--results_dir", "--axis"},
-        "site": {"--results_dir", "--out", "--papers", "--runs", "--metrics"},
         "describe": {"--data", "--data_dir", "--seed", "--plot", "--export"},
         "verify": set(),
         "records": {"--check", "--export", "--papers", "--results_dir", "--data_dir"},
@@ -268,8 +263,8 @@ def test_options_are_frozen(help_of):
     }  # fmt: skip
 
 
-TELLING = [["list"], ["--help"], *([name, "--help"] for name in cli.COMMANDS), ["status", "--paper", "rscfed"]]
-"""What only tells. ``status`` has to plan the suite's runs first where nobody has asked before."""
+TELLING = [["list"], ["--help"], *([name, "--help"] for name in cli.COMMANDS)]
+"""What only tells."""
 
 TELLS = """
 import contextlib, io, json, sys
@@ -292,9 +287,7 @@ def told(tmp_path_factory):
     here = tmp_path_factory.mktemp("nothing")
     command = [sys.executable, "-c", TELLS, json.dumps(TELLING)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(here))
         patch.setenv("PYTHONPATH", str(ROOT))
-        plan_cache.plan(load("rscfed"), "quick", [], Runtime())
         done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
     return dict(zip(("", *map(" ".join, TELLING)), json.loads(done.stdout), strict=True))
 

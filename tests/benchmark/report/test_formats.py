@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from benchmark.report.formats import cell_text, csv_text, latex_table, latex_text, numeric, pipe_table
+from benchmark.report.formats import cell_text, csv_text, latex_table, latex_text, markdown, numeric, pipe_table
 
 
 def test_only_columns_of_numbers_become_numbers() -> None:
@@ -27,12 +27,19 @@ def test_a_label_for_references_has_only_what_latex_takes_there() -> None:
 
 def test_a_label_is_no_formula_in_a_spreadsheet() -> None:
     """Numbers, printed ones too, and all other texts stay as they are."""
-    frame = pd.DataFrame({"method": ['=HYPERLINK("http://a.b")', "-x", "a=b", "-"], "@n": [-1.5, 2.0, None, 1.0]})
+    frame = pd.DataFrame({"method": ['=HYPERLINK("http://a.b")', " =1+1", "a=b", "-"], "@n": [-1.5, 2.0, None, 1.0]})
     frame["published"] = ["-0.50", "+1", None, "@a"]
     assert csv_text(frame).splitlines() == [
         "method,'@n,published",
         '"\'=HYPERLINK(""http://a.b"")",-1.5000,-0.50',
-        "'-x,2.0000,+1",
+        "' =1+1,2.0000,+1",
         "a=b,,",
         "-,1.0000,'@a",
     ]
+
+
+def test_a_text_becomes_no_html_link_or_picture_in_markdown() -> None:
+    hostile = "<img src=x> ![a](http://b) [c](d) \\[e](f)\n# g\x1b[2J"
+    assert markdown(hostile) == r"\<img src=x> !\[a\](http://b) \[c\](d) \\\[e\](f) # g?\[2J"
+    assert markdown("p < 0.05, a <= b") == "p < 0.05, a <= b"
+    assert "<img" not in pipe_table([hostile], [[hostile]]).replace(r"\<", "")

@@ -128,7 +128,7 @@ def test_a_setting_that_is_not_admitted_is_shown_and_not_ranked(made):
     assert (first.ranked, second.ranked) == (False, True)
     assert first.lines["rank"].isna().all() and first.lines.loc["good", "mean"] == second.lines.loc["good", "mean"]
     assert not leaderboard.told_apart(first, "good") and leaderboard.told_apart(second, "good")
-    page = leaderboard.markdown(suite, plan, [first, second])
+    page = leaderboard.page(suite, plan, [first, second])
     assert page.count("Not ranked") == 1 and "7.2 points" in page
     told = leaderboard.standing(first, "good")  # in a terminal
     assert "Not ranked: the setting has not passed the test of admission: all labels are worth 7.2" in told
@@ -177,7 +177,7 @@ def test_a_board_without_all_of_its_seeds_is_interim(made):
     suite, plan, (first, second) = made
     assert leaderboard.interim(suite, plan, [first]) == []
     (told,) = leaderboard.interim(suite, plan, [first, second])
-    assert "3 to 4 of the 4 seeds" in told and told in leaderboard.markdown(suite, plan, [first, second])
+    assert "3 to 4 of the 4 seeds" in told and told in leaderboard.page(suite, plan, [first, second])
 
 
 def test_bounds_are_shown_but_not_tested(made):
@@ -194,7 +194,7 @@ def test_a_setting_says_what_it_resolves(made):
     half = found[0].lines.loc[["good", "bad"], "simultaneous_ci95"]
     assert found[0].resolution == pytest.approx(half.mean())
     assert (found[0].lines["resolution"] == found[0].resolution).all()
-    page = leaderboard.markdown(suite, plan, found)
+    page = leaderboard.page(suite, plan, found)
     assert page.count("Resolution: ") == 2 and f"Resolution: {half.mean():.2f} points" in page
     assert "not resolved, which does not mean that rows are equal" in page
 
@@ -226,7 +226,7 @@ def test_a_row_that_still_rises_is_not_called_worse(rising):
     first, _ = found = leaderboard.settings(suite, plan)
     assert first.lines.loc[["good", "bad", "base"], "rise"].to_list() == pytest.approx([1.5, 0.9, 0.0])
     assert leaderboard.told_apart(first, "good") and leaderboard.told_apart(first, "bad")
-    page = leaderboard.markdown(suite, plan, found)
+    page = leaderboard.page(suite, plan, found)
     assert [row.split("|")[1].strip() for row in page.splitlines() if ", not converged |" in row] == ["good", "good"]
     rise(good=1.5, bad=1.1)
     first, _ = leaderboard.settings(suite, plan)
@@ -243,7 +243,7 @@ def test_without_evaluations_in_the_last_quarter_nothing_is_said_of_it(made):
 
 def test_the_page_makes_nothing_bold_that_noise_explains(made):
     suite, plan, found = made
-    page = leaderboard.markdown(suite, plan, found)
+    page = leaderboard.page(suite, plan, found)
     bold = [line for line in page.splitlines() if "| **" in line]
     assert [line.split("|")[1].strip() for line in bold] == ["good", "good"]
     heads = [line.split("|")[2].strip() for line in page.splitlines() if line.startswith("| method ")]
@@ -267,7 +267,7 @@ def test_what_the_other_rows_take_back_is_not_bold(made):
     assert line["difference_ci95"] < line["difference"] < line["simultaneous_ci95"]
     assert line["p"] < 0.05 < line["p_holm"]
     assert not leaderboard.told_apart(found[0], "bad")
-    page = leaderboard.markdown(suite, plan, found)
+    page = leaderboard.page(suite, plan, found)
     cells = [cell.strip() for cell in next(row for row in page.splitlines() if row.startswith("| bad ")).split("|")]
     assert cells[4].startswith("+2.00") and cells[5] == f"± {line['simultaneous_ci95']:.2f}"
     assert cells[6:8] == [f"{line['p_holm']:.3f}", "0.125"]  # all four signs alike: 2 of 16
@@ -315,7 +315,7 @@ def broken(made):
 def test_failed_seeds_stay_in(broken):
     """The page says how many there are; they rank last, and nothing is bold beside one."""
     suite, plan, found = broken
-    page = leaderboard.markdown(suite, plan, found)
+    page = leaderboard.page(suite, plan, found)
     cells = {line.split("|")[1].strip(): line for line in page.partition("| method ")[2].splitlines()[2:6]}
     assert "(3, 1 failed)" in cells["good"] and "**" not in cells["good"]
     assert "| 4 failed " in cells["bad"] and "2.9" in cells["bad"]  # third, but for seed 0, which it shares
@@ -331,7 +331,7 @@ def test_a_row_with_a_failed_run_stands_behind_all_without_one(made):
     one, _ = found = leaderboard.settings(suite, plan)
     assert one.lines.loc["good", "mean"] > one.lines.loc["base", "mean"] > one.lines.loc["bad", "mean"]
     assert one.order == ("bound", "base", "bad", "good")
-    page = leaderboard.markdown(suite, plan, found)
+    page = leaderboard.page(suite, plan, found)
     shown = [line.split("|")[1].strip() for line in page.partition("| method ")[2].splitlines()[2:6]]
     assert tuple(shown) == one.order
     told = leaderboard.standing(one, "good")
@@ -374,7 +374,7 @@ def test_without_the_reference_there_is_nothing_to_reach(made):
         for key in plan.of_row[row.full_name].values():
             if row.method == "base":
                 plan.found[key] = RunState("missing", None)
-    page = leaderboard.markdown(suite, plan, leaderboard.settings(suite, plan))
+    page = leaderboard.page(suite, plan, leaderboard.settings(suite, plan))
     assert "| A, no run of base " in page and "nan" not in page
     told = leaderboard.standing(leaderboard.settings(suite, plan)[0], "good")
     assert "1 of 3 by the mean. No seed of it has a result of base. Too few runs" in told
@@ -419,7 +419,7 @@ def test_a_table_whose_reference_is_not_run_is_not_compared(made, why):
     plan.found = {key: whole.found[key] for key in plan.runs}
     found = leaderboard.settings(suite, plan)
     assert [(one.table.number, one.dataset) for one in found] == [("other", "A")]
-    page = leaderboard.markdown(suite, plan, found)
+    page = leaderboard.page(suite, plan, found)
     assert "Not compared: A, B; base, the reference, is not run at this scale." in page
     assert page.count("What it costs") == 1
 
@@ -436,7 +436,7 @@ def test_a_table_whose_reference_is_not_run_is_not_compared(made, why):
 def test_the_page_says_which_accuracy_it_compares(made, report, read, goal):
     suite, plan, found = made
     suite.report = report
-    page = leaderboard.markdown(suite, plan, found)
+    page = leaderboard.page(suite, plan, found)
     assert read in page and goal in page
     assert ("nothing is compared by it" in page) == (report != "last_k_mean")
 
@@ -472,31 +472,28 @@ def test_a_ranked_suite_names_what_it_compares_with():
 def test_latex_is_bold_where_the_page_is(made):
     """Names stay as they are, and signs are LaTeX's."""
     suite, plan, found = made
-    text, page = leaderboard.latex(suite, plan, found), leaderboard.markdown(suite, plan, found)
+    text, page = leaderboard.latex(suite, plan, found), leaderboard.page(suite, plan, found)
     bold = re.findall(r"\\textbf{(.*?) \$\\pm\$", text)
     assert bold == re.findall(r"\| \*\*(\S+) ±", page) and bold
     assert [line.split(" &")[0] for line in text.splitlines() if " & " in line][1:5] == ["bound", "good", "base", "bad"]
     assert text.count(r"\begin{tabular}{lrrrr}") == len(found)
 
 
-def test_latex_has_the_metrics_that_are_asked_for(made):
-    """By option or by the suite's table; seeds whose record lacks one do not count, and the order is the board's."""
-    suite, plan, found = made
+def test_latex_has_the_metrics_of_the_suites_table(made):
+    """Seeds whose record lacks one do not count; without accuracy nothing is compared."""
+    suite, plan, _ = made
     keys = plan.of_row[next(row for row in suite.rows if row.method == "good").full_name]
     for seed, worst in ((0, 30.0), (1, 34.0)):
         plan.found[keys[seed]].record["final"]["acc_worst_clients"] = worst
-    text = leaderboard.latex(suite, plan, found, ["acc_worst_clients", "acc"])
-    lines = [line.split(" & ") for line in text.splitlines() if " & " in line]
-    assert lines[0][:4] == ["method", "at the worst clients", "accuracy", r"$\Delta$ to base"]
-    assert lines[2][:2] == ["good", r"32.00 $\pm$ 25.41 (2)"] and lines[3][1] == "--"  # t = 12.706 with one degree
-    assert "Metrics of the last round" in text
     clients = {**SPEC["tables"]["clients"], "metrics": ["acc_worst_clients"]}
     own = Suite(SPEC | {"tables": {"clients": clients}}, "toy.yaml", suite.folder)
     own_plan = own.plan("quick")
     own_plan.found = plan.found
     text = leaderboard.latex(own, own_plan, leaderboard.settings(own, own_plan))
-    assert text.count(r"\begin{tabular}{lr}") == 2 and "Delta" not in text and r"32.00 $\pm$" in text
-    assert r"method & pseudo/selected \\" in leaderboard.latex(suite, plan, found, ["pseudo/selected"])
+    assert text.count(r"\begin{tabular}{lr}") == 2 and "Delta" not in text and "Metrics of the last round" in text
+    lines = [line.split(" & ") for line in text.splitlines() if " & " in line]
+    assert lines[0][:2] == ["method", r"at the worst clients \\"]
+    assert lines[2][:2] == ["good", r"32.00 $\pm$ 25.41 (2) \\"] and lines[3][1] == r"-- \\"  # t = 12.706
 
 
 def test_a_control_is_shown_beside_its_row_and_not_ranked(made):
