@@ -130,7 +130,9 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     """
     suite.check_writable("choices", "tune")
     untuned = [table.number for table in suite.tables if table.untuned]
-    going, made, without = [row for row in rows if row.table not in untuned], {}, []
+    going = [row for row in rows if row.table not in untuned]
+    made: dict[str, dict[str, Any]] = {}
+    without: list[tuple[Trial, Run]] = []
     while going:
         kept = all_kept(suite, scale, going)
         steps = {row.full_name: asked(suite, scale, row, runtime, kept[row.full_name]) for row in going}

@@ -45,14 +45,14 @@ def is_complete(run: Run) -> bool:
     if other := other_data(config, record):
         raise ConfigError(f"{other} has changed since {path} was made; delete that folder to run it again")
     if by_other_code(run, record):
-        changed = (
+        other = (
             f"{path} was made by other code of {config.method.name}, {' and '.join(revisions(record))} "
             f"(code {', '.join(code_versions(record))}), than is there now, {revision(run)} (code {code_version()}); "
             "delete the folder or give --overwrite to run it again, or give another --results_dir to keep both"
         )
         if by_other_revision(run, record):
-            raise ConfigError(changed)
-        warnings.warn(changed, stacklevel=2)
+            raise ConfigError(other)
+        warnings.warn(other, stacklevel=2)
     checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
     discard_states(path)
     return True

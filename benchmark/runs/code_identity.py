@@ -12,6 +12,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from benchmark import ROOT
 from benchmark.config import Run
@@ -52,8 +53,9 @@ def uncommitted() -> str:
 
 def revision(run: Run) -> str:
     """Revision of a run's numbers: that of its method, that of the framework, and the digest of ``users_source``."""
+    method: Any = run.class_of("method")
     source = users_source(run)
-    return f"method {run.class_of('method').revision}, framework {REVISION}" + (f"{SOURCE}{source}" if source else "")
+    return f"method {method.revision}, framework {REVISION}" + (f"{SOURCE}{source}" if source else "")
 
 
 def by_other_code(run: Run, record: Record) -> bool:
