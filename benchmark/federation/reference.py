@@ -190,9 +190,7 @@ class LocalSite:
     def oracle(self, index: Tensor, labels: Tensor) -> Tensor:
         """Whether labels are the true ones; see ``methods.base.Site``."""
         if not sees(self._method, "oracle"):
-            raise RunError(
-                "the method asked for hidden labels but is not a declared oracle; set uses_oracle = True"
-            )
+            raise RunError("the method asked for hidden labels but is not a declared oracle; set uses_oracle = True")
         self._holdings.note(index)
         return true_labels(self._context.data)[index] == labels
 
