@@ -18,7 +18,14 @@ from unittest.mock import patch
 import torch
 
 from benchmark.contract.attributes import as_first_met, own_modules
-from benchmark.contract.federations import class_of, contract_data, contract_federation, plain_fabric
+from benchmark.contract.federations import (
+    brief,
+    class_of,
+    contract_data,
+    contract_federation,
+    make_method,
+    plain_fabric,
+)
 from benchmark.contract.reference import (
     Method,
     Row,
@@ -201,10 +208,10 @@ def with_other(method: Method, *replaced: Callable[[FSSLDataModule], FSSLDataMod
     Columns that hidden labels and test images may change are not compared.
     """
     data, run = contract_data(method), reference(method)
-    for replace_in in replaced:
-        replace_in(data)
-    federation = contract_federation(method, data=data)
-    with others_are_wrong(data), as_first_met(run.untouched, federation.method):
+    with as_first_met(run.untouched, make_method(method, **brief(method))), others_are_wrong(data):
+        for replace_in in replaced:
+            replace_in(data)
+        federation = contract_federation(method, data=data)
         rows = rounds_until(federation, 2)
     but = ["pseudo/", "acc_clients", "acc_worst_clients"]
     if with_other_test_images in replaced:

@@ -184,10 +184,10 @@ def check_all_tensors_lie_on_the_device(method: Method) -> None:
     )
 
 
+NUMBERED = (torch.tensor, torch.as_tensor)
 CONSTRUCTORS = {
-    getattr(torch, name)
-    for name in ("arange", "as_tensor", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn")
-    + ("randperm", "tensor", "tril_indices", "triu_indices", "zeros")
+    *(*NUMBERED, torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.rand),
+    *(torch.randint, torch.randn, torch.randperm, torch.tril_indices, torch.triu_indices, torch.zeros),
 }
 
 
@@ -204,7 +204,7 @@ class WatchedDevices(TorchFunctionMode):
         here = kwargs.get("device") is None
         if func in CONSTRUCTORS and here and made.ndim:
             self.note(f"{func.__name__} makes a tensor {list(made.shape)} on the CPU")
-        elif func in (torch.tensor, torch.as_tensor) and not here and not isinstance(args[0], Tensor):
+        elif func in NUMBERED and not here and not isinstance(args[0], Tensor):
             self.note(f"{func.__name__} copies numbers to the device")
         elif func is Tensor.to and any(isinstance(one, str) and one == "cpu" for one in (*args, *kwargs.values())):
             self.note("Tensor.to moves a tensor to the CPU")

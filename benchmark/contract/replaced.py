@@ -50,14 +50,18 @@ def unlabelled(data: FSSLDataModule) -> Tensor:
 
 @contextmanager
 def others_are_wrong(data: FSSLDataModule) -> Iterator[None]:
-    """Within this context, all labels of the process but those of this data module are wrong.
+    """Within this context, labels of other data modules, of sites, and copies of this one's labels are wrong.
 
-    A method that looks hidden labels up in another data module, or at the site of another run, finds none.
+    A method that looks hidden labels up anywhere in the process finds none but this data module's own.
     """
     gc.collect()
+    true = true_labels(data)
     own = {id(labels) for labels in labels_in(data)} | {id(labels) for labels in labels_in(data.server)}
-    held = (one for one in gc.get_objects() if issubclass(type(one), (FSSLDataModule, SiteData)))
-    found = {id(labels): labels for one in held for labels in labels_in(one) if id(labels) not in own}
+    known = [one for one in gc.get_objects() if issubclass(type(one), (FSSLDataModule, SiteData, Tensor))]
+    held = [labels for one in known if not isinstance(one, Tensor) for labels in labels_in(one)]
+    held += [one for one in known if isinstance(one, Tensor) and is_copy(one, true)]
+    found = {id(labels): labels for labels in held if id(labels) not in own}
+    del true, known, held
     classes = {key: max(data.num_classes, int(max(labels.tolist(), default=0)) + 1) for key, labels in found.items()}
 
     def turn(by: int) -> None:  # and back: a copy of the right ones could be found, too
@@ -70,6 +74,11 @@ def others_are_wrong(data: FSSLDataModule) -> Iterator[None]:
         yield
     finally:
         turn(-1)
+
+
+def is_copy(one: Tensor, labels: Tensor) -> bool:
+    """Whether a tensor, of whatever use, has these labels."""
+    return one.dtype == labels.dtype and one.shape == labels.shape and one.device == labels.device and one.equal(labels)
 
 
 def labels_in(one: FSSLDataModule | SiteData) -> list[Tensor]:

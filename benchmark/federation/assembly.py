@@ -86,7 +86,7 @@ def check_values(run: Run) -> None:
 
 
 def hidden_labels_seen(run: Run) -> list[str]:
-    """The labels that the setting of a run hides and that its method sees, in words; such a run is no record (RULES.md).
+    """Labels that the setting of a run hides and its method sees, in words; such a run is no record (RULES.md).
 
     The method is built as for the run, because ``__init__`` or a property may declare it.
 

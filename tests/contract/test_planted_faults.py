@@ -137,6 +137,7 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
             thieves.FindsModules,
             thieves.FindsSites,
             thieves.FindsTensors,
+            thieves.FindsCopies,
             thieves.KeepsThem,
             thieves.KeepsTheModule,
         )

@@ -89,6 +89,18 @@ class KeepsThem(Thief):
         return [KeepsThem.kept]
 
 
+class FindsCopies(FindsTensors):
+    """Copies them in its first run, and finds the copy wherever it went."""
+
+    kept: Tensor | None = None
+
+    def found(self, client: Any) -> list[Tensor]:
+        """Tensors that look like labels, its own copy and copies of that among them."""
+        if FindsCopies.kept is None:
+            FindsCopies.kept = true_labels(client._context.data).clone()
+        return super().found(client)
+
+
 class KeepsTheModule(Thief):
     """Keeps the data module of its first run."""
 
