@@ -127,7 +127,7 @@ DATA = {
     "--data bad_data.Returns": "Returns.read returned a NoneType; return datamodules.io.sources.Arrays",
     "--data bad_data.Raises": "Raises.read: KeyError: 'no such column'",
     "--data bad_data.Beyond": "Beyond.read: a training label is 9, but num_classes is 5",
-    "--data bad_data.Features": "Features.read: train features must be finite; sample 3 is not",
+    "--data bad_data.Features": "Features.read: train features must be finite",
     "--data bad_data.NoClasses": "NoClasses must set the class attribute num_classes",
 }
 PARTITIONS = {

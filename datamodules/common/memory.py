@@ -22,31 +22,20 @@ def available_bytes(device: torch.device | None = None) -> int | None:
     """
     if device is not None and device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    found = [_meminfo(system.ROOT / "proc" / "meminfo")]
+    machine = _numbers(system.ROOT / "proc" / "meminfo").get("MemAvailable:")
+    found = [] if machine is None else [machine * 1024]
     for controller, limit, usage, prefix in GROUPS:
         for group in _groups(controller):
-            most, used = _number(group / limit), _number(group / usage)
+            most, used, parts = _number(group / limit), _number(group / usage), _numbers(group / "memory.stat")
             if most is not None and used is not None:
-                found.append(max(0, most - max(0, used - _file_cache(group / "memory.stat", prefix))))
-    known = [one for one in found if one is not None]
-    return min(known) if known else None
+                cache = sum(parts.get(f"{prefix}{kind}", 0) for kind in ("active_file", "inactive_file"))
+                found.append(max(0, most - max(0, used - cache)))  # the kernel frees its cache of files on demand
+    return min(found, default=None)
 
 
 def in_words(num_bytes: float) -> str:
     """Format an amount of memory in GB for an error message."""
     return f"{num_bytes / 1e9:.2g} GB" if num_bytes < 1e10 else f"{num_bytes / 1e9:,.0f} GB"
-
-
-def _meminfo(path: Path) -> int | None:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    return None
 
 
 def _groups(controller: str) -> Iterator[Path]:
@@ -64,13 +53,13 @@ def _groups(controller: str) -> Iterator[Path]:
                 yield group
 
 
-def _file_cache(path: Path, prefix: str) -> int:
-    """Bytes of the page cache, which the kernel frees on demand; 0 if unknown."""
+def _numbers(path: Path) -> dict[str, int]:
+    """The numbers in a file of lines with a name and a number; none if there is no such file."""
     try:
-        parts = dict(line.split() for line in path.read_text().splitlines())
-    except (OSError, ValueError):
-        return 0
-    return sum(int(parts.get(f"{prefix}{kind}", 0)) for kind in ("active_file", "inactive_file"))
+        lines = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {words[0]: int(words[1]) for words in lines}
 
 
 def _number(path: Path) -> int | None:

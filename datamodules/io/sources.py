@@ -108,7 +108,7 @@ class Arrays:
                     f"they lie in {labels.min()}..{labels.max()}"
                 )
             if vectors and not np.isfinite(images).all():
-                raise ArraysError(f"{part} features must be finite; sample {_first_not_finite(images)} is not")
+                raise ArraysError(f"{part} features must be finite")
             object.__setattr__(self, f"{part}_images", np.ascontiguousarray(images))
             object.__setattr__(self, f"{part}_labels", labels.astype(np.int64, copy=False))
         train, test = self.train_images, self.test_images
@@ -121,10 +121,6 @@ class Arrays:
 
 def _shape(array: NDArray[Any]) -> str:
     return f"{array.dtype} {list(array.shape)}"
-
-
-def _first_not_finite(vectors: NDArray[Any]) -> int:
-    return int(np.argwhere(~np.isfinite(vectors))[0, 0])
 
 
 @dataclass(frozen=True)

@@ -126,16 +126,11 @@ def _with_enough_labels(
 def split_rule(options: Options, kind: str) -> Split:
     """Return the split of this kind, with its options and its own generator if it has one."""
     rule, seed = _rule(options, kind), options["split_seed"]
-    return rule if seed is None else _seeded(rule, seed)
 
-
-def _seeded(rule: Split, seed: int) -> Split:
-    """Return the rule with a fresh generator in every call, instead of the given one."""
-
-    def split(labels: Positions, num_clients: int, *, rng: np.random.RandomState) -> list[Positions]:
+    def seeded(labels: Positions, num_clients: int, *, rng: np.random.RandomState) -> list[Positions]:
         return rule(labels, num_clients, rng=np.random.RandomState(seed))
 
-    return split
+    return rule if seed is None else seeded
 
 
 def _rule(options: Options, kind: str) -> Split:

@@ -89,14 +89,11 @@ def test_arrays_are_contiguous_uint8_and_int64():
             {"train_images": pictures(6).astype(float)},
             r"train images must be uint8 .*float64 \[6, 32, 32, 3\]",
         ),
-        ({"test_images": pictures(3)[..., 0]}, r"test images must be uint8 .*uint8 \[3, 32, 32\]"),
         (
             {"train_images": pictures(6).transpose(0, 3, 1, 2)},
             r"\[N, H, W, 1 or 3\], or feature vectors .*uint8 \[6, 3, 32, 32\]",
         ),
-        ({"test_images": pictures(0), "test_labels": np.zeros(0, int)}, "test images must be"),
         ({"train_labels": np.zeros(5, int)}, r"train labels must be one integer per image; .*int64 \[5\]"),
-        ({"train_labels": np.zeros(6)}, r"float64 \[6\]"),
         (
             {"test_labels": np.array([0, 1, 3])},
             "test labels must lie in 0..2, the class names; they lie in 0..3",
@@ -170,19 +167,6 @@ def test_a_data_set_of_ones_own_may_have_any_size(tmp_path):
     save(tmp_path / "mine.npz", test_labels=None)
     with pytest.raises(DataError, match=r"mine: .*is damaged.*KeyError: .*test_labels"):
         sources.load("mine", tmp_path, [], None, "Bring it")
-
-
-def test_published_sizes():
-    sizes = {name: tuple(map(sum, counts)) for name, counts in sources.CLASS_COUNTS.items()}
-    assert sizes == {
-        "cifar10": (50000, 10000),
-        "cifar100": (50000, 10000),
-        "svhn": (73257, 26032),
-        "fashion_mnist": (60000, 10000),
-        "mnist": (60000, 10000),
-        "cinic10": (90000, 90000),
-        "isic2018": (8012, 2003),
-    }
 
 
 # --- usual files
