@@ -19,8 +19,6 @@ TUNED = {
     "entropy_gate": "threshold: how unsure it may be",
     "threshold": "threshold: of pseudo-labels",
     "lambda_u": "weight: of the unlabelled loss",
-    "lambda_i": "weight: of FedMatch's agreement of models",
-    "lambda_a": "weight: of FedMatch's pseudo-labels",
     "temperature": "temperature: of the teacher's targets",
     "ema_decay": "momentum: of the teacher",
     "target_decay": "momentum: of FedCon's target network",
