@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from benchmark.files import write_atomic
-from benchmark.launch.allocator import keep_memory
+from benchmark.launch.process import keep_memory
 from benchmark.perf import goals, gpu
 from benchmark.perf.measure import Section, merged
 from benchmark.perf.worker import Worker

@@ -1,4 +1,4 @@
-"""Gain from keeping freed memory in the process (see ``benchmark.launch.allocator``)."""
+"""Gain from keeping freed memory in the process (see ``benchmark.launch.process``)."""
 
 from functools import cache, partial
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from lightning import Fabric
 
-from benchmark.launch.allocator import keep_memory
+from benchmark.launch.process import keep_memory
 from benchmark.perf.federations import Noise, federation
 from benchmark.perf.measure import Section, seconds
 from benchmark.runs.capacity import cores

@@ -9,8 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from benchmark.launch.allocator import keep_memory
-from benchmark.launch.orphan import die_with_parent
+from benchmark.launch.process import die_with_parent, keep_memory
 from benchmark.perf.measure import error_line
 
 START_S = 180.0
@@ -25,7 +24,7 @@ def process(threads: int | None = 1, keep: bool = True) -> ProcessPoolExecutor:
 
     Args:
         threads: of it; ``None``: what torch chooses.
-        keep: whether it keeps freed memory (see ``benchmark.launch.allocator``).
+        keep: whether it keeps freed memory (see ``benchmark.launch.process``).
     """
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin, (threads, keep))
 
