@@ -70,6 +70,7 @@ UNITS = {
     "results_dir": "FOLDER",
 }
 """What the help writes for the value of an option, where the option's name does not say it."""
+LEAST_COLUMNS = 40
 MOST_NESTED = 5000  # brackets and the like in one argument
 UNREAD = 141  # a shell's exit code for a program that SIGPIPE has ended
 COMMANDS: dict[str, Callable[[Namespace, dict[str, Any]], int]] = {name: module.run for name, module in MODULES.items()}
@@ -222,6 +223,10 @@ def _meant(option: str, arguments: Sequence[str], command: ArgumentParser) -> st
 
 class _Help(DefaultHelpFormatter):
     """Help without types, which the texts explain in words, and without empty defaults."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._width = max(self._width, LEAST_COLUMNS)
 
     def _expand_help(self, action: Any) -> str:
         text = super()._expand_help(action).replace("``", "")

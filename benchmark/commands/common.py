@@ -1,7 +1,6 @@
 """What several commands share: options, lists of words and numbers, and checks."""
 
 import inspect
-import os
 import sys
 import textwrap
 from collections.abc import Container, Iterable, Mapping, Sequence

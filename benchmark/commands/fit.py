@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from itertools import product
+from math import prod
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -42,6 +43,8 @@ from datamodules.common.errors import BenchError, ConfigError, Stopped, message_
 
 ABOUT = f"Run one configuration, or finish it. {DOTTED} Several values, --method.lr 0.01,0.03, are run one by one."
 
+MOST_POINTS = 10_000
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
@@ -59,7 +62,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--seed", type=text, help="seed of every random stream (default: 1337); several, 0,1,2, are run one by one"
     )
     parser.add_argument(
-        "--dry_run", action="store_true", help="run nothing; estimate rounds, time, memory and disk space"
+        "--dry_run", action="store_true", help="run nothing; tell rounds, and time as far as records tell"
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="delete what an earlier run of this configuration has left, and run it"
@@ -133,13 +136,15 @@ def grid(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> list[dict[str,
         dotted: options of the method, the data set and the roster, as text.
 
     Raises:
-        ConfigError: an unknown class.
+        ConfigError: an unknown class, or more than ``MOST_POINTS`` points.
     """
     several: dict[str, list[str]] = {}
     for option, text in dotted.items():
         parts = _parts(text) if isinstance(text, str) else []
         if len(parts) > 1 and not _takes(values, option, text) and any(_takes(values, option, part) for part in parts):
             several[option] = list(dict.fromkeys(parts))
+    if (points := prod(map(len, several.values()))) > MOST_POINTS:
+        raise ConfigError(f"these options make a grid of {points:,} runs per seed; at most {MOST_POINTS:,} are started")
     return [dict(zip(several, point, strict=True)) for point in product(*several.values())]
 
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from benchmark.config import Runtime
 from datamodules.common.errors import ConfigError
 
-
 RANKS = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"}
 
 

@@ -155,16 +155,25 @@ def server() -> ForkServerContext:
     context.set_forkserver_preload([*IMPORTED])
     places = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
     before = {name: os.environ.get(name) for name in places}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGINT})
     os.environ.update(places)
     try:
-        forkserver.ensure_running()
+        with _signals_later():
+            forkserver.ensure_running()
     finally:
         for name, value in before.items():
             os.environ.pop(name)
             os.environ.update({name: value} if value is not None else {})
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return context
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Let signals come at the end of the context; processes that it starts inherit that they are blocked."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 class _Going:
@@ -183,7 +192,8 @@ class _Going:
         self.answers, theirs = context.Pipe(duplex=False)
         given = (run, fit, log, gpu, dict(os.environ), theirs)
         self.process = context.Process(target=_carry_out, args=given, name=f"run {run.id}")
-        self.process.start()
+        with _signals_later():  # one that came before the process is known would leave it alone
+            self.process.start()
         theirs.close()
 
     def outcome(self) -> RunOutcome:

@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import inspect
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -161,8 +162,10 @@ def _what_counts(tree: ast.Module) -> ast.Module:
 
 
 def _git(*command: str) -> str | None:
+    """The output of git for this checkout, whatever repository git's own variables (``GIT_DIR``) name."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        done = subprocess.run(["git", "-C", str(ROOT), *command], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(["git", "-C", str(ROOT), *command], capture_output=True, text=True, timeout=10, env=own)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

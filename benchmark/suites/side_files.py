@@ -1,6 +1,6 @@
 """Files beside a suite that commands write: chosen learning rates, admitted settings, rows that were run again."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,16 @@ class SideFile:
             raise ConfigError(
                 f"{path} is being written by another process; if there is none, delete {lock.lock_file}"
             ) from None
+
+
+def check(files: Iterable[SideFile], scale: str) -> None:
+    """Read the files of a scale, so that a damaged one is told before anything is run.
+
+    Raises:
+        ConfigError: an entry is not valid.
+    """
+    for file in files:
+        file.entries(scale)
 
 
 def tuned(folder: Path, paper: str, extended: SideFile | None) -> SideFile:

@@ -35,7 +35,7 @@ def test_a_suite_knows_what_the_extended_one_knows_and_writes_its_own_alone(tmp_
 
 
 def test_entries_that_are_added_at_once_are_all_there(tmp_path, monkeypatch):
-    """Also where the file system locks nothing: each writer reads what is there, and nothing is left beside the file."""
+    """Also where the file system locks nothing; and nothing is left beside the file."""
 
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
@@ -73,7 +73,7 @@ def test_an_entry_that_is_added_leaves_comments_and_other_entries_as_they_are_wr
     file.path("quick").write_text(MINE)
     file.add("quick", {"1/A/c": {"options": {"method.lr": 0.3}}, "1/A/b": {"options": {"method.lr": 0.4}}})
     written = file.path("quick").read_text()
-    head, _, rest = MINE.partition("1/A/b:\n")
+    head = MINE.partition("1/A/b:\n")[0]
     assert written.startswith(head) and "# the end\n" in written and "0.2" not in written
     lr = {name: entry["options"]["method.lr"] for name, entry in file.own("quick").items()}
     assert lr == {"1/A/a": 0.1, "1/A/b": 0.4, "1/A/c": 0.3}
