@@ -31,6 +31,7 @@ from benchmark.commands import (
 from benchmark.commands.common import MAPPINGS, same_command
 from benchmark.console import printable
 from benchmark.files import read_value
+from benchmark.launch.launchers import check_ranks
 from benchmark.launch.signals import STOPPED, stoppable
 from benchmark.registry import KINDS, find_class, known_names, one_line
 from benchmark.runs.code_identity import code_version, package_version
@@ -66,6 +67,8 @@ UNITS = {
     "results_dir": "FOLDER",
 }
 """What the help writes for the value of an option, where the option's name does not say it."""
+LEAST_COLUMNS = 40
+MOST_NESTED = 5000  # brackets and the like in one argument
 UNREAD = 141  # a shell's exit code for a program that SIGPIPE has ended
 COMMANDS: dict[str, Callable[[Namespace, dict[str, Any]], int]] = {name: module.run for name, module in MODULES.items()}
 
@@ -125,12 +128,21 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _carried_out(argv: Sequence[str]) -> int:
+    for argument in argv:
+        _check_nesting(argument)
     arguments, dotted = split_dotted(list(argv))
     if arguments[:1] == ["--version"]:
         print(f"fssl-bench {package_version()} ({code_version()})")
         return 0
+    check_ranks()
     chosen = _parse(arguments)
     return COMMANDS[chosen.subcommand](chosen[chosen.subcommand], dotted)
+
+
+def _check_nesting(argument: str) -> None:
+    """Refuse a value that would crash the YAML parser, which reads options too."""
+    if len(re.findall(r"[\[{]|[-?:]\s", argument)) > MOST_NESTED:
+        raise ConfigError(f"{argument[:60]}...: this value is nested too deeply, or has too many parts")
 
 
 def split_dotted(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -209,6 +221,10 @@ def _meant(option: str, arguments: Sequence[str], command: ArgumentParser) -> st
 
 class _Help(DefaultHelpFormatter):
     """Help without types, which the texts explain in words, and without empty defaults."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._width = max(self._width, LEAST_COLUMNS)
 
     def _expand_help(self, action: Any) -> str:
         text = super()._expand_help(action).replace("``", "")

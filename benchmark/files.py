@@ -12,6 +12,8 @@ from pydantic import ValidationError
 from datamodules.common.errors import ConfigError
 from datamodules.common.files import read_bytes, regular, write_atomic
 
+MOST_DEEP = 100
+"""Maximum number of levels of a YAML file: PyYAML's C loader crashes at some ten thousand."""
 MOST_VALUES = 100_000
 """Maximum number of values of a YAML file with aliases expanded; our suites have at most 1600."""
 
@@ -35,6 +37,29 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
     return str(yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110))
 
 
+def with_entries(text: str, entries: Mapping[str, Any]) -> str:
+    """Add entries to the text of a YAML mapping, in place of those of the same name; the rest stays as it is written.
+
+    Args:
+        text: one that ``load_yaml`` reads, or one without values.
+        entries: by name.
+    """
+    node, lines = yaml.compose(text, _Loader), (text.rstrip() + "\n").splitlines(keepends=True)
+    if node is not None and node.flow_style:
+        return dump_yaml({**load_yaml(text, "text"), **entries})
+    starts = {key.value: key.start_mark.line for key, _ in node.value} if node is not None else {}
+    for name, entry in sorted(entries.items(), key=lambda one: starts.get(one[0], -1), reverse=True):  # from the end up
+        block = dump_yaml({name: entry})
+        if name not in starts:
+            lines.append(block)
+            continue
+        end = min((line for line in starts.values() if line > starts[name]), default=len(lines))
+        while not lines[end - 1].strip() or lines[end - 1].startswith("#"):  # they stand above what follows
+            end -= 1
+        lines[starts[name] : end] = [block]
+    return "".join(lines)
+
+
 def load_yaml(text: str, where: str) -> dict[str, Any]:
     """Load a YAML mapping according to YAML 1.2 (``5e-4`` is a number, ``010`` is ten, ``off`` is a word).
 
@@ -44,19 +69,31 @@ def load_yaml(text: str, where: str) -> dict[str, Any]:
     """
     loader = _Loader(text)
     try:
+        _check_depth(text)
         node = loader.get_single_node()
         if node is not None:
             _count(node, {})
         values = None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise ConfigError(f"{where}: not valid YAML: it is nested too deeply") from None
     finally:
         loader.dispose()
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a mapping of names to values")
     return values
+
+
+def _check_depth(text: str) -> None:
+    """Refuse YAML that is nested more than ``MOST_DEEP`` levels deep.
+
+    Raises:
+        YAMLError: it is, or it is not valid YAML before it gets so deep.
+    """
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_DEEP:
+            raise yaml.YAMLError("it is nested too deeply")
 
 
 def read_yaml(path: Path, before: str = "") -> dict[str, Any]:
@@ -188,6 +225,7 @@ __all__ = [
     "read_value",
     "read_yaml",
     "regular",
+    "with_entries",
     "write_atomic",
     "write_changed",
 ]

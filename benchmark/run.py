@@ -21,11 +21,11 @@ from torch.multiprocessing.spawn import ProcessException
 from benchmark.config import Run, Runtime
 from benchmark.federation.assembly import check_values, make_data
 from benchmark.federation.scaling import fabric_precision
-from benchmark.launch.launchers import slurm_tasks, torchrun, within
+from benchmark.launch.launchers import slurm_tasks, torchrun, within, within_fabric_run
 from benchmark.launch.placement import placed
-from benchmark.launch.queues import enough_queues
+from benchmark.launch.process import enough_queues
 from benchmark.launch.resume import is_complete
-from benchmark.launch.signals import STOPPED, children, stop, stoppable
+from benchmark.launch.signals import STOPPED, stoppable, stopping_children
 from benchmark.launch.worker import worker_main
 from benchmark.registry import imported, one_line, unknown
 from benchmark.runs import loggers
@@ -52,7 +52,7 @@ def fit(run: Run) -> Path:
     """
     with stoppable():
         _check_options(run)
-        if os.environ.get("LT_CLI_USED") == "1":
+        if within_fabric_run():
             return _fit_within_fabric_run(run)
         return _fit(run)
 
@@ -179,9 +179,10 @@ def _fabric(run: Run, spawned: bool) -> Fabric:
 
 def _launch(fabric: Fabric, run: Run) -> None:
     """Let all processes work; tell and record the error that one of them dies of, and pass signals on to them."""
-    path, before = run.folder, children()
+    path = run.folder
     try:
-        fabric.launch(worker_main, pickle.dumps(run))  # type: ignore[arg-type]
+        with stopping_children():
+            fabric.launch(worker_main, pickle.dumps(run))  # type: ignore[arg-type]
     except ProcessException as exception:
         if getattr(exception, "exit_code", None) == STOPPED:
             raise Stopped(SIGTERM) from None
@@ -192,9 +193,6 @@ def _launch(fabric: Fabric, run: Run) -> None:
         if not isinstance(error, RunLocked) and state(path) in ("stale", "failed"):
             RunFolder(path).fail(error, run)
         raise error from exception
-    except (KeyboardInterrupt, Stopped) as asked:
-        stop(children() - before, asked.signal if isinstance(asked, Stopped) else SIGTERM)
-        raise
     finally:
         gc.collect()  # the federation and its data set refer to each other
         with suppress(RuntimeError):  # of a GPU that the error at hand has left unusable

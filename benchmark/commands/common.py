@@ -1,7 +1,6 @@
 """What several commands share: options, lists of words and numbers, and checks."""
 
 import inspect
-import os
 import sys
 import textwrap
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -82,10 +81,10 @@ def discard(folders: Iterable[Path]) -> None:
             one has begun.
         RunError: a process is working on one of the runs.
     """
-    from benchmark.launch.launchers import slurm_tasks, torchrun
+    from benchmark.launch.launchers import is_one_of_several
     from benchmark.runs import folder
 
-    if torchrun() or slurm_tasks() > 1 or os.environ.get("LT_CLI_USED") == "1":
+    if is_one_of_several():
         raise ConfigError("--overwrite is for a command that starts its processes itself; delete the run's folder")
     folder.discard(folders)
 

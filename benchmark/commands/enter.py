@@ -21,6 +21,7 @@ from benchmark.commands.common import (
 )
 from benchmark.files import dump_yaml, read_yaml, write_atomic
 from benchmark.registry import KINDS, find_class
+from benchmark.suites import side_files
 from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import ConfigError, RunError
 
@@ -65,6 +66,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
         runs = [suite.runs(row, options.scale, seeds, runtime=runtime) for row in own]
         return [one.folder for of_row in runs for one in of_row.values()]
 
+    side_files.check((suite.tuned, suite.admitted, suite.verified), options.scale)
     if options.overwrite:
         forget_trials(suite, options.scale, own, runtime, folders(suite))
     tune(suite, options.scale, own, runtime, jobs)

@@ -1,10 +1,11 @@
 """``fit``: one run, or one for each of several seeds and of several values of options."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from itertools import product
+from math import prod
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -42,6 +43,8 @@ from datamodules.common.errors import BenchError, ConfigError, Stopped, message_
 
 ABOUT = f"Run one configuration, or finish it. {DOTTED} Several values, --method.lr 0.01,0.03, are run one by one."
 
+MOST_POINTS = 10_000
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
@@ -59,7 +62,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--seed", type=text, help="seed of every random stream (default: 1337); several, 0,1,2, are run one by one"
     )
     parser.add_argument(
-        "--dry_run", action="store_true", help="run nothing; estimate rounds, time, memory and disk space"
+        "--dry_run", action="store_true", help="run nothing; tell rounds, and time as far as records tell"
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="delete what an earlier run of this configuration has left, and run it"
@@ -74,6 +77,8 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     if asked_help(dotted):
         return 0
     given = dict(vars(options))
+    if "," in (given.get("seed") or "") and not given.get("dry_run"):
+        _start_server()
     dry, seeds = given.pop("dry_run", False), numbers(given.pop("seed", None), "--seed")
     overwrite, export = given.pop("overwrite", False), given.pop("export", None)
     values, row = _start(given, dotted)
@@ -105,7 +110,9 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         discard(run.folder for run in runs)
     again = same_command(overwrite)
     if len(runs) == 1:
-        code = _one(runs[0], tell, again)
+        from benchmark.run import fit
+
+        code = _one(runs[0], tell, again, fit)
         if export and code == 0 and getattr(rank_zero_only, "rank", 0) == 0:
             from benchmark.federation.exported import export as write_model
 
@@ -129,13 +136,15 @@ def grid(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> list[dict[str,
         dotted: options of the method, the data set and the roster, as text.
 
     Raises:
-        ConfigError: an unknown class.
+        ConfigError: an unknown class, or more than ``MOST_POINTS`` points.
     """
     several: dict[str, list[str]] = {}
     for option, text in dotted.items():
         parts = _parts(text) if isinstance(text, str) else []
         if len(parts) > 1 and not _takes(values, option, text) and any(_takes(values, option, part) for part in parts):
             several[option] = list(dict.fromkeys(parts))
+    if (points := prod(map(len, several.values()))) > MOST_POINTS:
+        raise ConfigError(f"these options make a grid of {points:,} runs per seed; at most {MOST_POINTS:,} are started")
     return [dict(zip(several, point, strict=True)) for point in product(*several.values())]
 
 
@@ -223,14 +232,28 @@ def _check_export(export: str, dry: bool, runs: int) -> None:
         raise ConfigError(f"--export {export}: this is a folder; give the file to write, such as {export}/model.pt")
 
 
+def _start_server() -> None:
+    """Let the server of processes import what runs need while this process does the same."""
+    from benchmark.launch import pool
+    from benchmark.launch.launchers import is_one_of_several
+
+    if not is_one_of_several():
+        pool.server()
+
+
 def _several(named: Sequence[tuple[Mapping[str, str], Run]], tell: Any, again: str) -> int:
-    """Make one run after the other; if one fails, the others still run."""
+    """Make one run after the other, each in a process of its own; if one fails, the others still run."""
+    from benchmark import run as one_run
+    from benchmark.launch import pool
+    from benchmark.launch.launchers import is_one_of_several
+
+    carry_out = one_run.fit if is_one_of_several() else pool.in_own_process
     failed = 0
     for point, run in named:
         name = ", ".join([*(f"{option} {value}" for option, value in point.items()), f"seed {run.config.seed}"])
         tell(name)
         try:
-            code = _one(run, tell, again)
+            code = _one(run, tell, again, carry_out)
         except Exception as error:
             check_stopped()
             print(f"error: {name}: {one_line(message_of(error))}", file=sys.stderr)
@@ -241,12 +264,11 @@ def _several(named: Sequence[tuple[Mapping[str, str], Run]], tell: Any, again: s
     return 1 if failed else 0
 
 
-def _one(run: Run, tell: Any, again: str) -> int:
+def _one(run: Run, tell: Any, again: str, carry_out: Callable[[Run], Path]) -> int:
     """Make a run and tell its readings, or, if it is interrupted, what the command ``again`` would do."""
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     from benchmark.launch.progress import Display, continuation
-    from benchmark.run import fit
     from benchmark.runs.records import read_record
     from benchmark.runs.states import state
 
@@ -256,7 +278,7 @@ def _one(run: Run, tell: Any, again: str) -> int:
             if display:
                 display.start(run)
             with display.ticking() if display else nullcontext():
-                path = fit(run)
+                path = carry_out(run)
     except (KeyboardInterrupt, Stopped) as ended:
         how, code = (str(ended), STOPPED) if isinstance(ended, Stopped) else ("interrupted", 130)
         tell(f"{how}; {again} {continuation(run)}", file=sys.stderr)

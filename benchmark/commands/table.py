@@ -25,6 +25,7 @@ from benchmark.commands.common import (
 from benchmark.config import Run, Runtime
 from benchmark.console import printable
 from benchmark.launch.signals import STOPPED
+from benchmark.suites import side_files
 from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import ConfigError, Stopped
 from datamodules.common.precision import PRECISIONS
@@ -56,7 +57,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="delete what earlier runs have left of all that is asked for, and run it",
     )
     parser.add_argument(
-        "--dry_run", action="store_true", help="run nothing; estimate rounds, time, memory and disk space"
+        "--dry_run", action="store_true", help="run nothing; tell rounds, and time as far as records tell"
     )
     parser.add_argument(
         "--slurm",
@@ -102,6 +103,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, readme: Path | None
     only = listed(options.only, "--only", suite.names())
     wanted = suite.select(plan, wished, methods, only, asked or own)
     published = suite.published()  # fails before anything runs if the file is missing
+    side_files.check((suite.tuned, suite.admitted, suite.verified), options.scale)
     states = {run.id: "missing" if options.overwrite else plan.found[run.id].state for run in wanted}
     missing = [run for run in wanted if states[run.id] != "complete"]
     complete = [run for run in wanted if states[run.id] == "complete"]

@@ -19,6 +19,11 @@ from datamodules.common.files import named
 
 REMEDY = "bring this run's own checkpoint back, or delete the folder to start over"
 
+AGAIN = (
+    "the same command (without --overwrite) continues from the newest checkpoint that is intact. One that was saved "
+    "since this client's last visit shares the file, so it may be an older one, or none"
+)
+
 
 class OnDisk:
     """A client's part of a state in a file of a checkpoint's format. The file is deleted with this object.
@@ -55,17 +60,17 @@ class OnDisk:
         try:
             body = read_bytes(self.path)
         except OSError as error:
-            raise RunError(
-                f"{self.path}: {error.strerror}; the same command (without --overwrite) continues from the checkpoint"
-            ) from None
+            raise RunError(f"{self.path}: {error.strerror}; {AGAIN}") from None
         if hashlib.sha256(body).hexdigest() != self.digest:
-            raise RunError(
-                f"{self.path} is damaged; the same command (without --overwrite) continues from the checkpoint"
-            )
+            raise RunError(f"{self.path} is damaged; {AGAIN}")
         return opened(body, self.path)
 
     def give(self, path: Path) -> None:
-        """Give the file a second name, durably; where hard links are impossible, copy it."""
+        """Give the file a second name, durably; where hard links are impossible, copy it.
+
+        A copy would write all that clients keep once more. So damage in place is damage under both names; the digest
+        tells it.
+        """
         with named(path):
             path.parent.mkdir(exist_ok=True)
             temporary = path.with_name(path.name + ".tmp")

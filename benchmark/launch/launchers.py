@@ -7,6 +7,8 @@ from typing import NamedTuple
 from benchmark.config import Runtime
 from datamodules.common.errors import ConfigError
 
+RANKS = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"}
+
 
 class Torchrun(NamedTuple):
     """What ``torchrun`` has started: the number of processes per node, and of nodes."""
@@ -16,18 +18,64 @@ class Torchrun(NamedTuple):
 
 
 def torchrun() -> Torchrun | None:
-    """The processes of this run, if ``torchrun`` has started them; otherwise ``None``."""
+    """The processes of this run, if ``torchrun`` has started them; otherwise ``None``.
+
+    Raises:
+        ConfigError: the variables that it sets are not whole, as where one of them is left over from elsewhere.
+    """
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # as Lightning's TorchElasticEnvironment detects it
         return None
-    local = int(os.environ["LOCAL_WORLD_SIZE"])
-    return Torchrun(local, int(os.environ["WORLD_SIZE"]) // local)
+    local, world = _number("LOCAL_WORLD_SIZE", "torchrun"), _number("WORLD_SIZE", "torchrun")
+    return Torchrun(local, world // local)
 
 
 def slurm_tasks() -> int:
-    """Number of processes that SLURM has started for this run, including this one; 0 without SLURM."""
+    """Number of processes that SLURM has started for this run, including this one; 0 without SLURM.
+
+    Raises:
+        ConfigError: ``SLURM_NTASKS`` is not a number.
+    """
     from lightning.fabric.plugins.environments.slurm import SLURMEnvironment  # imports torch
 
-    return int(os.environ["SLURM_NTASKS"]) if SLURMEnvironment.detect() else 0
+    return _number("SLURM_NTASKS", "SLURM") if SLURMEnvironment.detect() else 0
+
+
+def within_fabric_run() -> bool:
+    """Whether ``fabric run`` has started this process.
+
+    Raises:
+        ConfigError: the variables that it sets are not whole.
+    """
+    if os.environ.get("LT_CLI_USED") != "1":
+        return False
+    _number("LOCAL_WORLD_SIZE", "fabric run")
+    return True
+
+
+def is_one_of_several() -> bool:
+    """Whether something else has started this process and others beside it for the same run."""
+    return bool(torchrun()) or slurm_tasks() > 1 or within_fabric_run()
+
+
+def check_ranks() -> None:
+    """Refuse ranks in the environment that are no numbers, which Lightning reads when it is imported.
+
+    Raises:
+        ConfigError: one is something else.
+    """
+    for name in RANKS & os.environ.keys():
+        _number(name, "a launcher of processes", least=0)
+
+
+def _number(name: str, launcher: str, least: int = 1) -> int:
+    given = os.environ.get(name, "")
+    if not (given.isdecimal() and int(given) >= least):
+        what = f"is {given!r}" if given else "is not set"
+        raise ConfigError(
+            f"the environment looks like that of {launcher}, but {name} {what}: start the command with {launcher}, or "
+            f"unset the variables that {launcher} has left"
+        )
+    return int(given)
 
 
 def within(runtime: Runtime, started: Torchrun) -> Runtime:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from benchmark.config import Run
 from benchmark.launch.launchers import slurm_tasks
-from benchmark.runs.capacity import asked_threads, bearable, cores, idle_cores
+from benchmark.runs.capacity import asked_threads, bearable, cores
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.states import saved_rounds
 from datamodules.common.errors import ConfigError, RunError
@@ -24,7 +24,7 @@ def placed(run: Run) -> Run:
     several runs at a time use the other GPUs. Under SLURM the processes are the tasks that it has started.
 
     The number of threads is ``OMP_NUM_THREADS`` if that is set. Otherwise a resumed run has as many as before, and a
-    new run has as many as there are idle cores.
+    new run shares the cores out among its processes.
 
     Raises:
         ConfigError: ``devices`` is not a number of processes.
@@ -48,17 +48,9 @@ def placed(run: Run) -> Run:
     if not isinstance(devices, int) or devices < 1:
         raise ConfigError(f"devices={devices}: give a number of processes from 1, or auto")
     if threads == "auto":
-        threads = asked_threads() or (_threads(run, devices) if accelerator == "cpu" else 1)
+        share = max(1, cores() // devices)
+        threads = asked_threads() or ((kept_threads(run) or share) if accelerator == "cpu" else 1)
     return run.replace(runtime=replace(rt, accelerator=accelerator, devices=devices, threads=threads))
-
-
-def _threads(run: Run, devices: int) -> int:
-    """CPU threads of each process, as ``placed`` chooses them."""
-    before = kept_threads(run)
-    if before is not None:
-        return before
-    several = devices * run.config.runtime.num_nodes > 1  # all have the same number; idle cores differ between nodes
-    return max(1, cores() // devices) if several else idle_cores()
 
 
 def kept_threads(run: Run) -> int | None:

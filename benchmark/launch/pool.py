@@ -1,30 +1,32 @@
-"""Many runs on one machine: worker processes that take one run at a time and report how it ended."""
+"""Many runs on one machine, each in a process of its own: a fork of a server that has imported what runs need."""
 
-import gc
 import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from benchmark.config import Run, Runtime
 from benchmark.launch.launchers import refuse_torchrun
-from benchmark.launch.orphan import die_with_parent
 from benchmark.launch.placement import kept_threads
+from benchmark.launch.process import die_with_parent
 from benchmark.launch.progress import Display
-from benchmark.launch.signals import STOPPED, check_stopped, stop, stoppable
+from benchmark.launch.signals import SIGNALS, STOPPED, check_stopped, stoppable, stopping_children
 from benchmark.registry import imported, one_line
 from benchmark.runs.capacity import asked_threads, bearable, check_processes, cores
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked
 from benchmark.runs.states import state
-from datamodules.common.errors import BenchError, Stopped, message_of
+from datamodules.common.errors import BenchError, RunError, Stopped, message_of
 
 FIT = "benchmark.run.fit"
+IMPORTED = ("benchmark.run", "benchmark.federation.loop", "sklearn.datasets")
 LOG = "output.log"
 POLL_S = 0.5
 
@@ -39,12 +41,12 @@ class RunOutcome:
 
 
 def run_all(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: str = FIT) -> list[RunOutcome]:
-    """Carry out all runs, ``jobs`` at once; a run that fails does not stop the others.
+    """Carry out all runs, ``jobs`` at once, each in a process of its own; one that fails does not stop the others.
 
     Args:
         runs: the runs.
-        jobs: number of worker processes; 1 without GPUs: the runs are carried out in this process, by their runtime.
-        gpus: number of GPUs, which are divided among the workers; 0 on the CPU.
+        jobs: number of processes; with 1 and without GPUs, each run takes the devices that its runtime asks for.
+        gpus: number of GPUs, which are divided among the processes; 0 on the CPU.
         display: shows progress.
         fit: dotted path of the function that carries out a ``Run``.
 
@@ -52,18 +54,46 @@ def run_all(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: st
         One outcome per run, in order of completion.
 
     Raises:
-        ConfigError: there are more workers than the machine can run.
+        ConfigError: there are more processes than the machine can run.
         Stopped: ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP`` came; the runs in progress have saved the end of their last
             round.
     """
     refuse_torchrun("a command with many runs")
-    with display:
-        placed = pinned(runs, jobs, gpus)
-        if jobs <= 1 and not gpus:
-            return _run_here(placed, display, fit)
-        workers = min(max(1, jobs), len(runs))
-        check_processes("--jobs", workers)
-        return _run_in_workers(placed, workers, gpus, display, fit)
+    queue, going = pinned(runs, jobs, gpus), dict[int, _Going]()
+    alone = jobs <= 1 and not gpus
+    free = list(range(min(max(1, jobs), len(runs))))
+    if not alone:
+        check_processes("--jobs", len(free))
+    outcomes = []
+    with display, stopping_children():
+        while queue or going:
+            while queue and free:
+                run, place = queue.pop(0), free.pop(0)
+                display.start(run)
+                going[place] = _Going(run, fit, None if alone else run.folder / LOG, place % gpus if gpus else None)
+            ended = wait([one.answers for one in going.values()], POLL_S)
+            for place, one in list(going.items()):
+                if one.answers in ended:
+                    outcomes.append(one.outcome())
+                    display.finish(one.run, outcomes[-1].status, outcomes[-1].message)
+                    del going[place]
+                    free.append(place)
+            display.tick()
+    return outcomes
+
+
+def in_own_process(run: Run, fit: str = FIT) -> Path:
+    """Carry a run out in a process of its own, by its runtime, and return its folder.
+
+    Raises:
+        RunError: it has failed, or its process has ended without a word.
+        Stopped: as ``run_all``.
+    """
+    with stopping_children():
+        outcome = _Going(run, fit).outcome()
+    if outcome.status != "complete":
+        raise (RunLocked if outcome.status == "busy" else RunError)(outcome.message)
+    return run.folder
 
 
 def pinned(runs: Sequence[Run], jobs: int, gpus: int) -> list[Run]:
@@ -108,135 +138,101 @@ def attempt(run: Run, fit: Callable[[Run], Path]) -> tuple[str, str]:
 
 
 def default_jobs(runtime: Runtime) -> tuple[int, int]:
-    """``(jobs, gpus)`` for ``--jobs auto``: one worker per GPU, or per core as far as memory allows."""
+    """``(jobs, gpus)`` for ``--jobs auto``: one run per GPU, or per core as far as memory allows."""
     import torch
 
     gpus = 0 if runtime.accelerator == "cpu" else torch.cuda.device_count()
     return gpus or bearable(cores()), gpus
 
 
-def _run_here(runs: Sequence[Run], display: Display, fit: str) -> list[RunOutcome]:
-    function = imported(fit)
-    outcomes: list[RunOutcome] = []
-    for run in runs:
-        display.start(run)
-        with display.ticking():
-            status, message = attempt(run, function)
-        display.finish(run, status, message)
-        outcomes.append(RunOutcome(run, status, message))
-    return outcomes
+def server() -> ForkServerContext:
+    """The server that forks the processes of runs, started if it is not there; it imports while this process goes on.
 
-
-class _Worker:
-    """A process that carries out the runs it is sent, one after another."""
-
-    def __init__(self, number: int, gpus: int, fit: str) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_worker_main, args=(theirs, number, gpus, fit), name=f"worker {number}")
-        self.process.start()
-        theirs.close()
-        self.run: Run | None = None
-
-    def send(self, run: Run) -> None:
-        self.run = run
-        with suppress(BrokenPipeError):  # the process has just died, as ``result`` will say
-            self.pipe.send(run)
-
-    def result(self) -> tuple[str, str]:
-        """How the present run ended, even if its process died."""
-        try:
-            status, message, last = self.pipe.recv()
-        except (EOFError, ConnectionResetError):
-            self.process.join()
-            code = self.process.exitcode or 0
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-            return "failed", f"its process was {how}; run the same command again (without --overwrite) to continue"
-        if last:
-            self.process.join()
-        return status, message
-
-
-def _run_in_workers(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: str) -> list[RunOutcome]:
-    queue = list(runs)
-    outcomes: list[RunOutcome] = []
-    workers = [_Worker(number, gpus, fit) for number in range(jobs)]
+    It finds modules where this process does. Signals are blocked in it, and in a run until that can save: the server
+    has to outlive its runs.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*IMPORTED])
+    places = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
+    before = {name: os.environ.get(name) for name in places}
+    os.environ.update(places)
     try:
-        while len(outcomes) < len(runs):
-            for n, worker in enumerate(workers):
-                if worker.run is None and queue:
-                    if not worker.process.is_alive():
-                        workers[n] = worker = _Worker(n, gpus, fit)
-                    display.start(queue[0])
-                    worker.send(queue.pop(0))
-            busy = {worker.pipe: worker for worker in workers if worker.run is not None}
-            for pipe in wait(list(busy), timeout=POLL_S):
-                worker = busy[pipe]  # type: ignore[index]
-                run, (status, message) = worker.run, worker.result()
-                assert run is not None
-                worker.run = None
-                outcomes.append(RunOutcome(run, status, message))
-                display.finish(run, status, message)
-            display.tick()
-    except Stopped as asked:
-        for worker in workers:
-            worker.pipe.close()  # a worker that waits for its next run would wait forever
-        stop([worker.process for worker in workers], asked.signal)
-        raise
+        with _signals_later():
+            forkserver.ensure_running()
     finally:
-        for worker in workers:
-            worker.pipe.close()
-        stop([worker.process for worker in workers], signal.SIGTERM)
-    return outcomes
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ.update({name: value} if value is not None else {})
+    return context
 
 
-def _worker_main(pipe: Connection, number: int, gpus: int, fit: str) -> None:
-    """Entry point of a worker: works until the pipe closes or it is stopped, and saves first; ends with its parent."""
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Let signals come at the end of the context; processes that it starts inherit that they are blocked."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+class _Going:
+    """A run in a process of its own.
+
+    Args:
+        run: the run.
+        fit: dotted path of the function that carries it out.
+        log: file for its output; ``None``: where this process's goes.
+        gpu: the only GPU that it sees, by its place among those that this process sees; ``None``: all.
+    """
+
+    def __init__(self, run: Run, fit: str, log: Path | None = None, gpu: int | None = None) -> None:
+        context = server()
+        self.run = run
+        self.answers, theirs = context.Pipe(duplex=False)
+        given = (run, fit, log, gpu, dict(os.environ), theirs)
+        self.process = context.Process(target=_carry_out, args=given, name=f"run {run.id}")
+        with _signals_later():  # one that came before the process is known would leave it alone
+            self.process.start()
+        theirs.close()
+
+    def outcome(self) -> RunOutcome:
+        """How the run ended, even if its process died; waits for its end."""
+        try:
+            return RunOutcome(self.run, *self.answers.recv())
+        except (EOFError, OSError):
+            pass
+        finally:
+            self.process.join()
+        code = self.process.exitcode or 0
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        told = f"its process was {how} before the run was complete; run the same command again (without --overwrite)"
+        return RunOutcome(self.run, "failed", f"{told} to continue")
+
+
+def _carry_out(
+    run: Run, fit: str, log: Path | None, gpu: int | None, environment: dict[str, str], answer: Connection
+) -> None:
+    """The whole of a run's process. It ends with its parent, which passes Ctrl-C on as ``SIGTERM``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(environment)
+    if gpu is not None:
+        visible = environment.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
     die_with_parent()
     try:
         with stoppable():
-            _serve(pipe, number, gpus, fit)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {*SIGNALS, signal.SIGINT})
+            answer.send(attempt(run, lambda run: _fitted(run, fit, log)))
     except Stopped:
         sys.exit(STOPPED)
-    finally:
-        gc.unfreeze()  # or libraries report what was frozen as leaked
 
 
-def _serve(pipe: Connection, number: int, gpus: int, fit: str) -> None:
-    if gpus:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible[number % gpus]  # CUDA stops at the first that is not there
-    function = imported(fit)
-
-    def logged(run: Run) -> Path:
-        with _output_to(run.folder / LOG):
-            path: Path = function(run)
-            return path
-
-    while True:
-        try:
-            run: Run = pipe.recv()
-        except EOFError:
-            return
-        gc.collect()  # of a run that failed, whose error has held it until now
-        gc.freeze()  # what has been imported so far, since every run ends with a garbage collection
-        status, message = attempt(run, logged)
-        last = status == "failed" and _gpu_lost()
-        pipe.send((status, message, last))
-        if last:
-            os._exit(1)  # another process takes the next run; this one may not be able to shut down properly
-
-
-def _gpu_lost() -> bool:
-    """Whether this process can no longer use its GPU: after some errors every further call fails."""
-    torch = sys.modules.get("torch")
-    try:
-        if torch is not None and torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False
+def _fitted(run: Run, fit: str, log: Path | None) -> Path:
+    with _output_to(log) if log else nullcontext():
+        path: Path = imported(fit)(run)
+        return path
 
 
 @contextmanager

@@ -72,24 +72,29 @@ def check_stopped() -> None:
         raise Stopped(_came[0])
 
 
-def children() -> set[BaseProcess]:
-    """The running processes that this one has started through ``multiprocessing``."""
-    return set(multiprocessing.active_children())
-
-
-def stop(processes: Iterable[BaseProcess], number: int) -> None:
-    """Pass a signal on to processes and wait until they have ended.
+@contextmanager
+def stopping_children() -> Iterator[None]:
+    """If the context ends with an error or a signal, stop the processes that it has started through
+    ``multiprocessing``, and wait until they have ended.
 
     They may take as long as they need to save; whoever sent the signal sets the limit. A second Ctrl-C kills them.
     """
-    asked = list(processes)
+    before = set(multiprocessing.active_children())
     try:
-        for process in asked:
+        yield
+    except BaseException as ended:
+        _stop(set(multiprocessing.active_children()) - before, getattr(ended, "signal", signal.SIGTERM))
+        raise
+
+
+def _stop(processes: Iterable[BaseProcess], number: int) -> None:
+    try:
+        for process in processes:
             if process.is_alive() and process.pid is not None:
                 os.kill(process.pid, number)
-        for process in asked:
+        for process in processes:
             process.join()
     except BaseException:
-        for process in asked:
+        for process in processes:
             process.kill()
         raise

@@ -18,9 +18,7 @@ from benchmark.federation.assembly import assemble, make
 from benchmark.federation.collectives import on_first, wait_for_all
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.federation.store import Store, discard_states, states_folder
-from benchmark.launch.allocator import keep_memory
-from benchmark.launch.exits import os_exit_raises
-from benchmark.launch.orphan import die_with_parent
+from benchmark.launch.process import die_with_parent, keep_memory
 from benchmark.launch.recorder import Bystander, recording
 from benchmark.launch.resume import is_complete, resume
 from benchmark.launch.signals import STOPPED, check_stopped, stoppable
@@ -37,7 +35,7 @@ def worker_main(fabric: Fabric, pickled: bytes) -> None:
     A process that was started for the run treats Ctrl-C like the other signals: the one that started it waits for it.
     """
     try:
-        with stoppable(SIGINT), os_exit_raises():
+        with stoppable(SIGINT):
             run: Run = pickle.loads(pickled)
             _set_up_process(run.config.runtime)
             _run_unless_complete(fabric, run)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from benchmark.files import write_atomic
-from benchmark.launch.allocator import keep_memory
+from benchmark.launch.process import keep_memory
 from benchmark.perf import epochs, goals, gpu, rounds
 from benchmark.perf.measure import Section
 from benchmark.registry import KINDS, find_class

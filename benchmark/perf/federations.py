@@ -11,7 +11,7 @@ from benchmark.config import Run, RunConfig
 from benchmark.federation.assembly import assemble, make
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import fabric_precision
-from benchmark.launch.queues import enough_queues
+from benchmark.launch.process import enough_queues
 from benchmark.registry import ClassSpec
 from datamodules.base import FSSLDataModule
 from datamodules.io.sources import Arrays

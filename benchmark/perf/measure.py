@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmark.launch.allocator import keep_memory
+from benchmark.launch.process import keep_memory
 from benchmark.runs.code_identity import code_version
 from benchmark.runs.environment import cpu_model
 

@@ -1,4 +1,4 @@
-"""Cost of runs: seconds per round, from this machine's records or from trial rounds, and the time left."""
+"""Cost of runs: seconds per round, from this machine's records, and the time left."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,13 +26,11 @@ class Measured:
         config: identity of the run, as plain data.
         rounds: number of rounds.
         seconds: total seconds.
-        how: description of a trial; empty if the timing is from a record.
     """
 
     config: Mapping[str, Any]
     rounds: int
     seconds: float
-    how: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,8 +90,7 @@ def estimate(config: RunConfig, measured: Iterable[Measured]) -> Estimate | None
     ]
     if not found:
         return None
-    records = sum(not one.how for one in found)
-    source = f"{records} record{'s' if records > 1 else ''}" if records else found[0].how
+    source = f"{len(found)} record{'s' if len(found) > 1 else ''}"
     return Estimate(sum(one.seconds for one in found) / sum(one.rounds for one in found), source)
 
 

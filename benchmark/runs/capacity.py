@@ -1,14 +1,10 @@
-"""What a machine can take: cores, threads, memory for processes, and how much of it other programs are using."""
+"""What a machine can take: cores, threads, and memory for processes."""
 
 import os
-import time
-from collections.abc import Callable
 
 from datamodules.common import system
 from datamodules.common.errors import ConfigError
 
-LOOK_S = 0.1  # seconds for which the load of other programs is observed
-IDLE = 0.5  # cores: a lower load counts as none
 PROCESS_BYTES = 400_000_000  # memory of a process without data: Python, torch and Lightning
 MOST_PER_CORE = 4  # processes; more than one already slows the others down
 
@@ -66,51 +62,3 @@ def asked_threads() -> int | None:
     """CPU threads that ``OMP_NUM_THREADS`` asks for; ``None`` if it is not set to a number."""
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # OpenMP allows a list, one number per nesting level
     return int(asked) if asked.isdigit() and int(asked) > 0 else None
-
-
-def idle_cores() -> int:
-    """Cores that no other program is using at the moment, at least 1 (all of them if the system does not tell).
-
-    All threads of a process wait for the slowest at the end of every operation. One that waits for a core therefore
-    slows the run down, many times over if its operations are small.
-    """
-    used = others()
-    time.sleep(LOOK_S)
-    count = used()
-    return cores() if count < IDLE else max(1, int(cores() - count))
-
-
-def others() -> Callable[[], float]:
-    """Start to measure the load of other programs on this process's cores.
-
-    Returns:
-        a function that gives the mean number of cores they have used since, without this process's own use; 0 if the
-        system does not tell.
-    """
-    before, own = _busy_and_all(), time.process_time()
-
-    def used() -> float:
-        after = _busy_and_all()
-        if before is None or after is None or after[1] == before[1]:
-            return 0.0
-        ours = (time.process_time() - own) * os.sysconf("SC_CLK_TCK")
-        return cores() * max(0.0, after[0] - before[0] - ours) / (after[1] - before[1])
-
-    return used
-
-
-def _busy_and_all() -> tuple[int, int] | None:
-    """Busy time and total time of this process's cores, in clock ticks."""
-    try:
-        lines = [line.split() for line in (system.ROOT / "proc" / "stat").read_text().splitlines()]
-        own = os.sched_getaffinity(0)
-    except (OSError, AttributeError):
-        return None
-    ticks = [
-        [int(n) for n in line[1:9]]
-        for line in lines
-        if line[0][:3] == "cpu" and line[0][3:].isdigit() and int(line[0][3:]) in own
-    ]
-    everything = sum(map(sum, ticks))
-    idle = sum(core[3] + core[4] for core in ticks)  # idle, and waiting for a disk
-    return everything - idle, everything

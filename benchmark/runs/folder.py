@@ -20,7 +20,7 @@ from benchmark.runs.background import repeatedly
 from benchmark.runs.code_identity import code_version, revision, uncommitted
 from benchmark.runs.environment import environment
 from benchmark.runs.lock import NAME as LOCK
-from benchmark.runs.lock import run_lock
+from benchmark.runs.lock import Claim, RunLocked, run_lock
 from benchmark.runs.records import (
     AVERAGED,
     FACTS,
@@ -57,6 +57,7 @@ class RunFolder:
         self._last = -1
         self._finished = False
         self._rows = hashlib.sha256()
+        self._claim: Claim | None = None
         self._writing = threading.RLock()  # for the record in memory, which the heartbeat's thread writes too
 
     @contextmanager
@@ -65,11 +66,23 @@ class RunFolder:
 
         def live() -> None:
             if self._record.get("status") == "running":
-                with suppress(OSError):  # the run itself reports a full disk
+                with suppress(OSError, RunLocked):  # the run itself reports a full disk, and a lost lock
                     self.beat()
 
-        with run_lock(self.path), repeatedly(live, self.heartbeat_s):
-            yield
+        try:
+            with run_lock(self.path) as self._claim, repeatedly(live, self.heartbeat_s):
+                yield
+        finally:
+            self._claim = None
+
+    def check_claim(self) -> None:
+        """Refuse to write to a folder that another process has taken over.
+
+        Raises:
+            RunLocked: one has.
+        """
+        if self._claim is not None:
+            self._claim.check()
 
     @property
     def opened(self) -> bool:
@@ -166,10 +179,11 @@ class RunFolder:
             row: ``round`` (int), metrics and other means (floats), counts (ints), ``timing`` (wall-clock).
 
         Raises:
-            RunError: ``round`` is not after the last one.
+            RunError: ``round`` is not after the last one, or the run is no longer this process's.
         """
         if row["round"] <= self._last:
             raise RunError(f"{self.path}: round {row['round']} after {self._last}; rewind before resuming")
+        self.check_claim()
         path = self.path / "metrics.jsonl"
         line = _line(row)
         with named(path), open(path, "a", encoding="utf-8", opener=regular) as file:
@@ -213,6 +227,7 @@ class RunFolder:
         """Remove rows from ``next_round`` on, and a last line torn by a kill."""
         kept = [row for row in self.rows() if row["round"] < next_round]
         lines = "".join(map(_line, kept))
+        self.check_claim()
         write_atomic(self.path / "metrics.jsonl", lines)
         self._rows = hashlib.sha256(lines.encode())
         self._last = kept[-1]["round"] if kept else -1
@@ -296,11 +311,12 @@ class RunFolder:
             self._record["error"] = "".join(traceback.format_exception(error))
             self._record["status"] = "failed"
             self._record["rounds"]["done"] = max(self._record["rounds"]["done"], self._last + 1)
-            with suppress(OSError):
+            with suppress(OSError, RunLocked):
                 self._write()
 
     def _write(self) -> None:
         with self._writing:
+            self.check_claim()
             self._written = time.monotonic()
             timing = self._record["timing"]
             timing["updated"] = _now()

@@ -1,24 +1,31 @@
-"""One process per folder, mostly of a run: locks that the kernel releases when their holder dies."""
+"""One process per folder, mostly of a run: a lock that the kernel releases when its holder dies.
+
+Hosts that do not see each other's locks go by the heartbeat of the holder, whose name is in the lock's file.
+"""
 
 import fcntl
 import json
 import os
+import secrets
 import socket
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from errno import EACCES, EAGAIN
+from errno import EACCES, EAGAIN, ENOLCK, ENOSYS, EOPNOTSUPP
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from benchmark.files import read_text, regular
 from datamodules.common.errors import RunError
 from datamodules.common.files import named
 
 NAME = "run.lock"
-TRIES, PAUSE_S = 20, 0.01  # retries, since ``locked`` holds the lock for an instant
+PATIENCE_S = 0.2  # for ``locked``, which holds the lock for an instant
+NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)
 FRESH_S = 120.0  # time after its last heartbeat during which a run on another host counts as alive
 
 
@@ -26,8 +33,43 @@ class RunLocked(RunError):
     """Another process is working on the run."""
 
 
+class Claim:
+    """What a process that holds a folder has written into the lock's file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "claim": secrets.token_hex(8)})
+        self._write(self.text)
+
+    def check(self) -> None:
+        """Refuse to write any more if another process has taken the folder over.
+
+        Where hosts do not see each other's locks, that is the case after a sleep of more than ``FRESH_S``.
+
+        Raises:
+            RunLocked: it is no longer this process's.
+        """
+        with suppress(FileNotFoundError):
+            if read_text(self.folder / NAME) != self.text:
+                raise RunLocked(
+                    f"{self.folder}: another process has taken this run over, since this one had not written for "
+                    f"{FRESH_S:.0f} s; nothing more is written here"
+                )
+
+    def release(self) -> None:
+        """Leave the lock's file without a holder, unless it has another one."""
+        with suppress(RunLocked, OSError):
+            self.check()
+            self._write("")
+
+    def _write(self, text: str) -> None:
+        path = self.folder / NAME
+        with named(path), open(path, "w", encoding="utf-8", opener=regular) as file:
+            file.write(text)
+
+
 @contextmanager
-def run_lock(folder: Path) -> Iterator[None]:
+def run_lock(folder: Path) -> Iterator[Claim]:
     """Lock ``folder`` for this process; a lock left by a dead process is taken over.
 
     Raises:
@@ -35,37 +77,29 @@ def run_lock(folder: Path) -> Iterator[None]:
         RunError: the folder is not writable.
         OSError: the disk is full; names the file.
     """
-    handle = _acquired(folder)
-    if handle is None:
-        raise _locked_by(holder(folder), folder)
+    path = folder / NAME
+    lock = FileLock(path, PATIENCE_S, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise _locked_by(holder(folder), folder) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise RunError(
+                f"{path}: cannot be written ({error.strerror}); make the folder writable, remove what blocks it, or "
+                "give another --results_dir"
+            ) from None
+        warnings.warn(f"this file system has no locks ({error}); do not start a run twice", stacklevel=3)
     try:
         if alive_elsewhere(folder):
             raise _locked_by(holder(folder), folder)
-        me = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
-        with named(folder / NAME):
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, me.encode(), 0)
+        claim = Claim(folder)
         try:
-            yield
+            yield claim
         finally:
-            os.ftruncate(handle, 0)
+            claim.release()
     finally:
-        os.close(handle)
-
-
-@contextmanager
-def one_after_another(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in this context with the folder, which exists; leaves no file behind.
-
-    Nobody waits where the file system has no locks for folders.
-    """
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+        lock.release()
 
 
 def locked(folder: Path) -> bool:
@@ -75,9 +109,12 @@ def locked(folder: Path) -> bool:
     except OSError:  # missing or not readable
         return False
     try:
-        return not _try(handle, fcntl.LOCK_SH)  # shared, so that two simultaneous checks do not see each other
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two simultaneous checks do not see each other
+    except OSError as error:
+        return error.errno in (EAGAIN, EACCES)
     finally:
         os.close(handle)
+    return False
 
 
 def holder(folder: Path) -> dict[str, Any]:
@@ -113,39 +150,3 @@ def _locked_by(owner: dict[str, Any], folder: Path) -> RunLocked:
         f"{folder}: process {owner.get('pid', '?')} on {owner.get('host', '?')} is working on this "
         f"run; wait for it or stop it (once it is dead, other machines wait {FRESH_S:.0f} s to be sure)"
     )
-
-
-def _acquired(folder: Path) -> int | None:
-    """Acquire a folder's lock and return the open lock file; ``None`` if another process holds it."""
-    for _ in range(TRIES):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            handle = regular(folder / NAME, os.O_RDWR | os.O_CREAT)
-        except OSError as error:
-            raise RunError(
-                f"{folder / NAME}: cannot be written ({error.strerror}); make the folder writable, remove what "
-                "blocks it, or give another --results_dir"
-            ) from None
-        if _try(handle, fcntl.LOCK_EX) and _is_there(handle, folder / NAME):
-            return handle
-        os.close(handle)
-        time.sleep(PAUSE_S)
-    return None
-
-
-def _is_there(handle: int, path: Path) -> bool:
-    """Whether the open file is still the one at ``path``, and not one removed and recreated meanwhile."""
-    try:
-        return os.path.samestat(os.fstat(handle), path.stat())
-    except OSError:
-        return False
-
-
-def _try(handle: int, kind: int) -> bool:
-    try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (EAGAIN, EACCES):
-            return False
-        warnings.warn(f"this file system has no locks ({error}); do not start a run twice", stacklevel=3)
-    return True

@@ -1,13 +1,16 @@
 """Files beside a suite that commands write: chosen learning rates, admitted settings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark.files import dump_yaml, read_yaml, write_atomic
-from benchmark.runs.lock import one_after_another
+from filelock import SoftFileLock, Timeout
+
+from benchmark.files import read_yaml, with_entries, write_atomic
 from datamodules.common.errors import ConfigError
+
+PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,35 @@ class SideFile:
         return {**(self.extended.entries(scale) if self.extended else {}), **self.own(scale)}
 
     def add(self, scale: str, entries: Mapping[str, Any]) -> None:
-        """Write entries to the file; others that it has, or that another process adds at the same time, stay there."""
+        """Write entries to the file; all else in it stays, with its comments, and so does what others add meanwhile.
+
+        The lock is a file, which goes away again: folders cannot be locked everywhere.
+
+        Raises:
+            ConfigError: an entry of the file is not valid, or another process keeps it locked.
+        """
         path = self.path(scale)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with one_after_another(path.parent):
-            write_atomic(path, f"# {self.head}\n{dump_yaml({**self.own(scale), **entries})}")
+        lock = SoftFileLock(path.with_name(f".{path.name}.lock"), PATIENCE_S)
+        try:
+            with lock:
+                self.own(scale)
+                before = path.read_text(encoding="utf-8") if path.exists() else f"# {self.head}\n"
+                write_atomic(path, with_entries(before, entries))
+        except Timeout:
+            raise ConfigError(
+                f"{path} is being written by another process; if there is none, delete {lock.lock_file}"
+            ) from None
+
+
+def check(files: Iterable[SideFile], scale: str) -> None:
+    """Read the files of a scale, so that a damaged one is told before anything is run.
+
+    Raises:
+        ConfigError: an entry is not valid.
+    """
+    for file in files:
+        file.entries(scale)
 
 
 def tuned(folder: Path, paper: str, extended: SideFile | None) -> SideFile:

@@ -4,6 +4,7 @@ import pytest
 
 from benchmark import run
 from benchmark.config import Runtime
+from benchmark.launch import pool
 from benchmark.run import fit
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.states import state
@@ -15,6 +16,24 @@ from toy_suite import FACTS, SUITE
 def ordinary_memory(monkeypatch):
     """Let the process return freed memory, since it continues after a run."""
     monkeypatch.setenv("FSSL_KEEP_MEMORY", "0")
+
+
+@pytest.fixture(autouse=True)
+def runs_stay_here(monkeypatch):
+    """Carry the runs of commands out in this process, by the ``run.fit`` of the moment."""
+
+    def run_all(runs, jobs, gpus, display):
+        outcomes = []
+        with display:
+            for one in pool.pinned(runs, jobs, gpus):
+                display.start(one)
+                outcomes.append(pool.RunOutcome(one, *pool.attempt(one, run.fit)))
+                display.finish(one, outcomes[-1].status, outcomes[-1].message)
+        return outcomes
+
+    monkeypatch.setattr(pool, "run_all", run_all)
+    monkeypatch.setattr(pool, "in_own_process", lambda one: run.fit(one))
+    monkeypatch.setattr(pool, "server", lambda: None)
 
 
 @pytest.fixture(scope="session")

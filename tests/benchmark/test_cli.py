@@ -63,6 +63,54 @@ def started(arguments):
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def ended(arguments, **environment):
+    """Exit code and errors of a program."""
+    given = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run([sys.executable, "-m", "benchmark", *arguments], env=given, capture_output=True, text=True)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("RANK", "abc"), ("SLURM_NTASKS", "abc"), ("LT_CLI_USED", "1"), ("TORCHELASTIC_RUN_ID", "left over")],
+)
+def test_what_a_launcher_has_left_in_the_environment_is_one_line(here, name, value):
+    if name == "RANK":
+        code, told = ended(["list"], **{name: value})
+    else:
+        code, told = ended(["fit", "--method", "fedavg", "--data", "digits", "--rounds", "1"], **{name: value})
+    assert code == 2 and told.startswith("error: the environment looks like that of ") and told.count("\n") == 1
+
+
+def test_a_program_without_an_output_or_a_working_folder(here):
+    """Nobody is told, and nothing is wrong; or one line says what is."""
+    command = [sys.executable, "-m", "benchmark", "list"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    shell = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], env=environment, stderr=subprocess.PIPE)
+    assert (shell.returncode, shell.stderr) == (0, b"")
+    gone = here / "gone"
+    gone.mkdir()
+    command = ["sh", "-c", f'rmdir {gone} && exec "$@"', "sh", *command]
+    left = subprocess.run(command, env=environment, cwd=gone, capture_output=True, text=True)
+    assert left.returncode == 2 and left.stderr.startswith("error: the working folder has been removed")
+
+
+@pytest.mark.parametrize("option", ["--rounds", "--method.lr"])
+@pytest.mark.parametrize("many", ["[", "- "])
+def test_a_value_that_would_crash_the_parser_is_refused(here, capsys, option, many):
+    assert main(["fit", "--method", "fedavg", "--data", "digits", option, many * 100_000]) == 2
+    assert "nested too deeply" in capsys.readouterr().err
+    (here / "deep.yaml").write_text("a: " + many * 100_000 if many == "[" else "a:\n " + many * 100_000)
+    assert main(["fit", "--config", "deep.yaml"]) == 2
+    assert "nested too deeply" in capsys.readouterr().err
+
+
+def test_a_grid_of_more_points_than_anybody_runs_is_refused_at_once(here, capsys):
+    many = ",".join(str(number / 1e4) for number in range(1, 501))
+    assert main(["fit", "--method", "fedavg", "--data", "digits", "--method.lr", many, "--data.beta", many]) == 2
+    assert "a grid of 250,000 runs" in capsys.readouterr().err
+
+
 def test_split_dotted():
     rest, dotted = split_dotted(
         ["fit", "--method=a", "--method.lambda-u", "1", "--data.beta=5e-1", "--roster.participants", "5",
@@ -214,7 +262,7 @@ def test_help_of_fit_says_what_labels_and_readings_are(help_of):
         assert text in shown
 
 
-@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("width", [1, 80, 120])
 def test_help_is_plain_and_fits_the_terminal(width, monkeypatch, help_of):
     """No marks of docstrings, no types of Python, no defaults that say nothing; only the usage names long options."""
     monkeypatch.setenv("COLUMNS", str(width))
@@ -222,7 +270,7 @@ def test_help_is_plain_and_fits_the_terminal(width, monkeypatch, help_of):
     for shown in (help_of(), *commands.values()):
         about = shown.partition("\n\n")[2]
         assert not re.findall(r"``|type: |default: null|default: False", about)
-        assert max(map(len, about.splitlines())) <= width
+        assert max(map(len, about.splitlines())) <= max(width, cli.LEAST_COLUMNS)
     shown = " ".join(commands["table"].split())
     assert ".yaml file (required)" in shown and "(default: quick)" in shown
     assert "(required)" not in commands["plot"]

@@ -1,12 +1,10 @@
 """``--dry-run``: what a command would take."""
 
 import json
-import signal
 
 import pytest
 
 from benchmark.cli import main
-from methods.fedavg import FedAvg
 from toy_suite import table
 
 FEDAVG = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "2", "--seed", "1"]
@@ -19,25 +17,16 @@ def idle(machine):
 
 
 def test_a_dry_run_says_what_a_table_takes_and_runs_nothing(here, fitted, capsys):
+    """As far as records of the same rows tell."""
     assert table("--seeds", "1,2", "--dry-run") == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "4 runs, 8 rounds; 8 rounds are left about " in out and out.count(" whole rounds ") == 2
-    assert "what clients keep between visits takes up to" in out and "are free)" in out
+    assert "4 runs, 8 rounds; 8 rounds are left how long they take on this machine is unknown" in out
     assert fitted == [] and not list(here.glob("results/**/*"))
-
-
-def test_what_cannot_be_measured_is_unknown(here, fitted, capsys, machine):
-    """Beside other programs; records were made at another time."""
-    with machine.beside_others(0.5):
-        assert table("--seeds", "1", "--dry-run") == 0
-        out = " ".join(capsys.readouterr().out.split())
-        assert out.count("? ? unknown: other programs are using the machine") == 2
-        assert "about" not in out and "how long they take on this machine is unknown" in out
     assert table("--seeds", "1") == 0
-    with machine.beside_others(0.5):
-        assert table("--seeds", "1,2", "--dry-run") == 0
+    capsys.readouterr()
+    assert table("--seeds", "1,2", "--dry-run") == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "unknown" not in out and out.count("1 record ") == 2
+    assert "unknown" not in out and "about" in out and out.count("1 record ") == 2
 
 
 def test_rows_with_nothing_left_need_no_time(here, fitted, capsys):
@@ -80,30 +69,12 @@ def test_a_dry_run_that_would_overwrite_counts_all_rounds(here, fitted, capsys):
         fitted.clear()
 
 
-class Slow(FedAvg):
-    """The time that a round may take is over while it trains."""
-
-    def on_train_start(self):
-        signal.raise_signal(signal.SIGALRM)
-
-
-def test_a_round_that_takes_too_long_is_not_measured(here, capsys):
-    slow = ["fit", "--method", f"{__name__}.Slow", "--data", "few_digits.FewDigits", "--rounds", "2"]
-    assert main([*slow, "--data.num_clients", "3", "--dry-run"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "unknown: a round takes more than 60 s" in out and "how long they take on this machine is unknown" in out
-
-
 def test_no_more_runs_go_on_at_once_than_are_left(here, fitted, capsys):
-    """Neither time nor disk space is that of more."""
     assert table("--seeds", "1") == 0
 
     def told(jobs):
+        capsys.readouterr()
         assert table("--seeds", "1,2", "--dry-run", "--jobs", jobs) == 0
-        out = capsys.readouterr().out
-        at_once = out.partition(" at once")[0].split()[-1]
-        space = out.partition("checkpoints take up to ")[2].partition(" meanwhile")[0]
-        return at_once, space
+        return capsys.readouterr().out.partition(" at once")[0].split()[-1]
 
-    capsys.readouterr()
-    assert told("2") == told("8")
+    assert told("2") == told("8") == "2"

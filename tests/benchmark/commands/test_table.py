@@ -200,6 +200,14 @@ def test_missing_published_values_are_told_before_anything_is_run(here, fitted, 
     assert "published values are missing: there is no nothing.csv" in capsys.readouterr().err and fitted == []
 
 
+@pytest.mark.parametrize("kind", ["tuned", "admitted", "verified"])
+def test_a_damaged_file_beside_the_suite_is_told_before_anything_is_run(here, fitted, capsys, kind):
+    (here / kind).mkdir()
+    (here / kind / "toy-quick.yaml").write_text("1/A/low: {torn\n")
+    assert table() == 2
+    assert f"{kind}/toy-quick.yaml: not valid YAML" in capsys.readouterr().err and fitted == []
+
+
 def test_table_reports_failures_and_goes_on(here, fitted, capsys):
     assert table("--seeds", "666,1") == 1
     err = capsys.readouterr().err

@@ -84,7 +84,9 @@ def test_a_damaged_file_is_refused(tmp_path):
     store[0], store[1] = state(0), state(1)
     (file,) = (tmp_path / "states").iterdir()
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    with pytest.raises(RunError, match=r"1.pt is damaged; the same command .* continues from the checkpoint"):
+    with pytest.raises(
+        RunError, match=r"1.pt is damaged; the same command .* checkpoint that is intact"
+    ):
         store[0]
 
 

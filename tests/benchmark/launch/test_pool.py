@@ -3,6 +3,7 @@
 import importlib
 import io
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,14 +16,14 @@ from rich.console import Console
 from benchmark import ROOT
 from benchmark import registry as classes
 from benchmark.config import Run, RunConfig, Runtime
-from benchmark.launch.pool import LOG, attempt, default_jobs, pinned, run_all
+from benchmark.launch.pool import LOG, attempt, default_jobs, in_own_process, pinned, run_all
 from benchmark.launch.progress import Display
 from benchmark.launch.signals import STOPPED
 from benchmark.registry import ClassSpec
 from benchmark.runs import folder
 from benchmark.runs.capacity import cores
 from benchmark.runs.folder import RunFolder
-from benchmark.runs.lock import run_lock
+from benchmark.runs.lock import RunLocked, run_lock
 from benchmark.runs.records import read_record
 from benchmark.runs.states import state
 from datamodules.common.errors import RunError
@@ -30,7 +31,7 @@ from run_folders import change
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 FIT = """
-import gc, os, signal, sys, time, types, weakref
+import ctypes, os, signal
 from benchmark import registry as classes
 from benchmark.runs import folder
 from benchmark.registry import Kind
@@ -41,10 +42,8 @@ class Base: pass
 class Method(Base): pass
 class Data(Base): pass
 
-left = []
-
 KINDS = {name: Kind(name, "fake_runs", "fake_runs.Base", "fake_runs") for name in ("method", "data")}
-classes.KINDS.update(KINDS)  # light classes: the workers of this test need not import torch
+classes.KINDS.update(KINDS)  # light classes
 folder.environment = dict
 
 def fit(run):
@@ -53,30 +52,16 @@ def fit(run):
         files.open(run, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
         files.rewind(0)
         print("hello from", os.getpid(), config.runtime.devices, config.runtime.threads,
-              os.environ.get("CUDA_VISIBLE_DEVICES"), "torch" in sys.modules, flush=True)
+              os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("OF_THE_COMMAND"), flush=True)
         if config.seed == 666:
-            raise ZeroDivisionError("seed 666")
+            raise ZeroDivisionError("seed 666 " + 100_000 * "!")
         if config.seed == 667:
             raise RunError("a known problem")
-        if config.seed == 668:
-            images = Base()
-            images.method = Method()
-            images.method.data = images  # they refer to each other, as those of a run do
-            left.append(weakref.ref(images))
-            raise RunError("leaves something behind")
-        if config.seed == 669:
-            gc.collect()
-            print("still there:", left[0]() is not None)
         if config.seed == 700:
             (files.path / "metrics.jsonl").write_text('{"rou\\n' * 3)
-            time.sleep(1.5)  # for longer than the parent waits between two looks
             files.rows()
-        if config.seed >= 1000:
-            def synchronize():
-                raise RuntimeError("CUDA error: device-side assert triggered")
-            cuda = types.SimpleNamespace(is_initialized=lambda: True, synchronize=synchronize)
-            sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
-            raise RuntimeError("CUDA error: device-side assert triggered")
+        if config.seed == 998:
+            ctypes.CDLL(None)._exit(0)  # past everything that Python could do about it
         if config.seed == 999:
             os.kill(os.getpid(), signal.SIGKILL)
         for number in range(config.rounds):
@@ -88,7 +73,7 @@ def fit(run):
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """Dotted path of a run function, with light classes, that worker processes can import too."""
+    """Dotted path of a run function, with light classes, that other processes can import too."""
     (tmp_path / "fake_runs.py").write_text(FIT)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("benchmark.runs.folder.environment", folder.environment)
@@ -115,25 +100,27 @@ def seed_status(outcomes):
     return {outcome.run.config.seed: outcome.status for outcome in outcomes}
 
 
-def test_workers_run_everything_and_survive_failures_and_deaths(tmp_path, fake, monkeypatch):
+def test_every_run_has_its_process_and_survives_failures_and_deaths_of_others(tmp_path, fake, monkeypatch):
+    """Whatever a process dies of, an exit with code 0 too, the others go on; each has the command's environment."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    runs = planned(tmp_path, 1, 999, 666, 2, 3)
+    monkeypatch.setenv("OF_THE_COMMAND", "yes")
+    runs = planned(tmp_path, 1, 998, 999, 666, 2, 3)
     console = quiet()
     outcomes = run_all(runs, 2, 0, Display(len(runs), console), fake)
-    expected = {1: "complete", 2: "complete", 3: "complete", 666: "failed", 999: "failed"}
+    expected = {1: "complete", 2: "complete", 3: "complete", 666: "failed", 998: "failed", 999: "failed"}
     assert seed_status(outcomes) == expected
     messages = {outcome.run.config.seed: outcome.message for outcome in outcomes}
-    assert messages[666] == "ZeroDivisionError: seed 666"
-    assert "killed by SIGKILL; run the same command again" in messages[999]
+    assert messages[666].startswith("ZeroDivisionError: seed 666")
+    assert "killed by SIGKILL before the run was complete; run the same command again" in messages[999]
+    assert "ended with code 0 before the run was complete" in messages[998]
     states = {run.config.seed: state(run.folder) for run in runs}
-    assert states == {**expected, 999: "stale"}
-    assert "ZeroDivisionError: seed 666" in read_record(runs[2].folder)["error"]
+    assert states == {**expected, 998: "stale", 999: "stale"}
+    assert "ZeroDivisionError: seed 666" in read_record(runs[3].folder)["error"]
     text = console.file.getvalue()
-    assert "[5/5]" in text and "complete 1/A/low1 +1 seed 1" in text and "failed 1/A/low666" in text
+    assert "[6/6]" in text and "complete 1/A/low1 +1 seed 1" in text and "failed 1/A/low666" in text
     logs = [(run.folder / LOG).read_text().split() for run in runs]
-    assert {log[2] for log in logs}.isdisjoint({str(os.getpid())})
-    assert {(log[3], log[4]) for log in logs} == {("1", str(max(1, cores() // 2)))}
-    assert {log[6] for log in logs} == {"False"}  # a worker imports what its runs do, and nothing heavy besides
+    assert len({log[2] for log in logs} - {str(os.getpid())}) == len(runs)
+    assert {(log[3], log[4], log[6]) for log in logs} == {("1", str(max(1, cores() // 2)), "yes")}
 
 
 def test_threads_of_runs_that_go_on_at_once(tmp_path, fake, machine, monkeypatch):
@@ -174,42 +161,36 @@ def test_runs_that_go_on_at_once_share_the_memory_for_states(tmp_path, fake, mac
     assert memory(4) == {"auto"}
 
 
-def test_one_job_runs_in_this_process_as_the_runtime_says(tmp_path, fake, capsys):
-    runs = planned(tmp_path, 1, 667, 2)
+def test_runs_one_by_one_are_as_their_runtime_says(tmp_path, fake):
+    runs = planned(tmp_path, 1, 667, 998, 2)
     outcomes = run_all(runs, 1, 0, Display(len(runs), quiet()), fake)
-    assert seed_status(outcomes) == {1: "complete", 667: "failed", 2: "complete"}
-    assert outcomes[1].message == "a known problem"
-    assert capsys.readouterr().out.count(f"hello from {os.getpid()} auto auto") == 3
+    assert [outcome.status for outcome in outcomes] == ["complete", "failed", "failed", "complete"]
+    assert outcomes[1].message == "a known problem" and not (runs[0].folder / LOG).exists()
+    assert read_record(runs[0].folder)["environment"]["devices"] == "auto"
 
 
-def test_every_worker_has_a_gpu_of_its_own(tmp_path, fake, monkeypatch):
-    """Of those that this process may use, by their own numbers; or one worker per core where there is none.
+def test_one_run_in_a_process_of_its_own(tmp_path, fake):
+    """What becomes of it is what becomes of a call; an exit with code 0 before its end is an error."""
+    whole, leaves, fails, held = planned(tmp_path, 1, 998, 667, 2)
+    assert in_own_process(whole, fake) == whole.folder and state(whole.folder) == "complete"
+    with pytest.raises(RunError, match=r"ended with code 0 before the run was complete"):
+        in_own_process(leaves, fake)
+    with pytest.raises(RunError, match=r"^a known problem$"):
+        in_own_process(fails, fake)
+    with run_lock(held.folder), pytest.raises(RunLocked, match="is working on this run"):
+        in_own_process(held, fake)
 
-    What follows a number without a GPU does not count.
-    """
+
+def test_runs_at_once_have_gpus_of_their_own(tmp_path, fake, monkeypatch):
+    """Of those that this process may use, by their own numbers; or one run per core where there is none."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,-1,7")
-    runs = planned(tmp_path, *range(1, 7))
-    run_all(runs, 3, 2, Display(len(runs), quiet()), fake)
+    runs = planned(tmp_path, *range(1, 5))
+    run_all(runs, 2, 2, Display(len(runs), quiet()), fake)
     logs = [(run.folder / LOG).read_text().split() for run in runs]
-    assert {log[5] for log in logs} == {"3", "5"}
-    assert len({(log[2], log[5]) for log in logs}) == 3  # a worker keeps its own
+    assert {log[5] for log in logs} == {"3", "5"} and len({log[2] for log in logs}) == 4
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert default_jobs(Runtime()) == (2, 2)
     assert default_jobs(Runtime(accelerator="cpu")) == (cores(), 0)
-
-
-def test_a_gpu_worker_that_an_error_has_left_useless_is_replaced(tmp_path, fake):
-    """After some CUDA errors every further call of the process fails: each run has to get a process of its own."""
-    runs = planned(tmp_path, 1000, 1001, 1002)
-    outcomes = run_all(runs, 1, 1, Display(len(runs), quiet()), fake)
-    assert [outcome.message for outcome in outcomes] == ["RuntimeError: CUDA error: device-side assert triggered"] * 3
-    assert len({(run.folder / LOG).read_text().split()[2] for run in runs} - {str(os.getpid())}) == 3
-
-
-def test_a_failed_run_leaves_no_memory_in_use(tmp_path, fake):
-    runs = planned(tmp_path, 668, 669)
-    run_all(runs, 1, 1, Display(len(runs), quiet()), fake)
-    assert "still there: False" in (runs[1].folder / LOG).read_text()
 
 
 def test_a_run_on_another_machine_is_busy_and_untouched(tmp_path, fake):
@@ -241,7 +222,6 @@ def test_attempt_records_a_failure_that_came_before_the_record(tmp_path, fake):
     assert state(run.folder) == "failed"
 
 
-@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")  # of `Display.ticking`
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_one_damaged_run_does_not_end_the_others(tmp_path, fake, jobs):
     runs = planned(tmp_path, 1, 700, 2, 3)
@@ -262,7 +242,7 @@ def test_a_damaged_record_beside_a_checkpoint_does_not_end_the_others(tmp_path, 
     assert seed_status(outcomes) == {1: "failed", 2: "complete"}
 
 
-def test_a_worker_survives_a_log_that_cannot_be_written(tmp_path, fake):
+def test_a_log_that_cannot_be_written_is_that_runs_failure(tmp_path, fake):
     runs = planned(tmp_path, 1, 2, 3)
     (runs[0].folder / LOG).mkdir(parents=True)
     outcomes = run_all(runs, 2, 0, Display(len(runs), quiet()), fake)
@@ -316,6 +296,7 @@ from benchmark.launch.signals import STOPPED, stoppable
 from datamodules.common.errors import Stopped
 
 class Planned(SimpleNamespace):
+    id = "x"
     config = SimpleNamespace(runtime=Runtime())
 
     def replace(self, **changes):
@@ -339,6 +320,8 @@ if __name__ == "__main__":
     try:
         with stoppable():
             run_all(runs if len(runs) > 1 else runs * 2, len(runs), 0, MagicMock(), "long.fit")
+    except KeyboardInterrupt:
+        sys.exit(130)
     except Stopped:
         sys.exit(STOPPED)
 """
@@ -353,7 +336,8 @@ def long_runs(tmp_path):
     def started(folders):
         for one in folders:
             one.mkdir()
-        parent = subprocess.Popen([sys.executable, str(tmp_path / "long.py"), *map(str, folders)], env=environment)
+        command = [sys.executable, str(tmp_path / "long.py"), *map(str, folders)]
+        parent = subprocess.Popen(command, env=environment, start_new_session=True)
         begun = []
         while parent.poll() is None and not (len(begun) == len(folders) and all(begun)):
             time.sleep(0.02)
@@ -363,27 +347,35 @@ def long_runs(tmp_path):
     return started
 
 
-@pytest.mark.timeout(60)
-def test_workers_die_with_their_parent(tmp_path, long_runs):
-    parent, workers = long_runs([tmp_path / "a", tmp_path / "b"])
-    assert len({parent.pid, *workers}) == 3
+@pytest.mark.timeout(300)
+def test_runs_die_with_their_parent(tmp_path, long_runs):
+    parent, runs = long_runs([tmp_path / "a", tmp_path / "b"])
+    assert len({parent.pid, *runs}) == 3
     parent.kill()
     parent.wait()
-    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+    while any(Path(f"/proc/{run}").exists() for run in runs):
         time.sleep(0.05)
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("names", [("a", "b"), ("a", "full"), ("full",)])
-def test_workers_are_told_to_stop_and_waited_for(tmp_path, long_runs, names):
-    """A signal to the parent alone reaches the runs of its workers, and the parent ends when they have saved, or have
-    found that they cannot: no run is begun after that.
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("number", "names", "to_all"),
+    [
+        (signal.SIGTERM, ("a", "full"), False),
+        (signal.SIGUSR1, ("full",), True),
+        (signal.SIGINT, ("a", "b"), True),
+    ],
+)
+def test_runs_are_told_to_stop_and_waited_for(tmp_path, long_runs, number, names, to_all):
+    """A signal, to the command alone or to all that it has started, as from a terminal or a scheduler, reaches its
+    runs, and it ends when they have saved, or have found that they cannot: no run is begun after that.
     """
     folders = [tmp_path / name for name in names]
     parent, _ = long_runs(folders)
-    parent.terminate()
-    assert parent.wait() == STOPPED
-    assert [(one / "saved").read_text() for one in folders] == ["stopped by SIGTERM"] * len(names)
+    (os.killpg if to_all else os.kill)(parent.pid, number)
+    assert parent.wait() == (130 if number == signal.SIGINT else STOPPED)
+    passed_on = signal.SIGTERM if number == signal.SIGINT else signal.Signals(number)
+    assert [(one / "saved").read_text() for one in folders] == [f"stopped by {passed_on.name}"] * len(names)
 
 
 def test_display_in_a_terminal_shows_a_line_per_run(tmp_path, fake):

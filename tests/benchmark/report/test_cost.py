@@ -29,15 +29,12 @@ def planned(made):
 def test_only_runs_of_the_same_configuration_count():
     """Whatever their seeds and rounds; other options of the method may change everything."""
     same = Measured(identity(config(seed=2, rounds=8)), rounds=8, seconds=16.0)
-    also = Measured(identity(config(seed=3)), rounds=2, seconds=14.0, how="whole rounds")
     other = Measured(identity(config(lr=0.5)), rounds=1, seconds=100.0)
     data = Measured(identity(config(clients=50)), rounds=1, seconds=1000.0)
     found = estimate(config(), [same, replace(same, seconds=16.0), other, data])
     assert (found.seconds, found.source) == (2.0, "2 records")
     found = estimate(config(), [same, other, data])
     assert (found.seconds, found.source) == (2.0, "1 record")
-    found = estimate(config(), [also, other])
-    assert (found.seconds, found.source) == (7.0, "whole rounds")
     assert estimate(config(), [other, data]) is None
     elsewhere = replace(config(), method=ClassSpec("methods.fixmatch.FixMatch"))
     assert estimate(elsewhere, [same]) is None

@@ -49,6 +49,8 @@ def test_a_checkout_is_described_and_marked_if_its_code_differs(monkeypatch, tmp
     assert code_identity.code_version() == "v1"
     code.write_text("second\n")
     assert code_identity.code_version() == "v1-dirty"
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "another"))
+    assert code_identity.code_version() == "v1-dirty"
 
 
 def test_the_changes_of_a_checkout_are_told_as_a_patch(monkeypatch, tmp_path):

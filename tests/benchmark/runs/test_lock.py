@@ -3,15 +3,21 @@
 import errno
 import fcntl
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
+from benchmark.launch.recorder import Recorder
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked, holder, locked, run_lock
-from run_folders import flocked
+from benchmark.runs.loggers import Mirror
+from benchmark.runs.records import read_record
+from benchmark.runs.states import state
+from run_folders import FACTS, RUN, change, flocked, row
 
 HOLD = """
 import pathlib, sys, time
@@ -37,34 +43,10 @@ def test_the_lock_keeps_others_out_and_survives_no_kill(tmp_path):
     assert not locked(tmp_path) and holder(tmp_path) == {}
 
 
-def test_a_lock_that_its_last_holder_has_removed_is_none(tmp_path, monkeypatch):
-    """Another process has made a new one since, and may hold it."""
-    waiting, take = [], fcntl.flock
-
-    def late(handle, kind):
-        take(handle, kind)
-        if not waiting:
-            waiting.append(handle)
-            (tmp_path / "run.lock").unlink()
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with run_lock(tmp_path):
-        assert locked(tmp_path) and holder(tmp_path)["pid"] == os.getpid()
-
-
 def test_an_error_releases_the_lock_in_good_order(tmp_path):
     with pytest.raises(KeyboardInterrupt), run_lock(tmp_path):
         raise KeyboardInterrupt
     assert holder(tmp_path) == {}
-
-
-def test_a_disk_too_full_for_a_lock_names_the_file(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(OSError, match=r"No space left on device: .*run\.lock"), run_lock(tmp_path):
-        pass
 
 
 @pytest.mark.parametrize("text", ["4711", "null", "[1]", "{"])
@@ -102,3 +84,43 @@ def test_a_lock_that_may_not_be_read_counts_as_free(tmp_path, monkeypatch):
 
 def test_an_unlocked_folder(tmp_path):
     assert not locked(tmp_path / "nowhere") and holder(tmp_path / "nowhere") == {}
+
+
+def another_host_finishes(path, monkeypatch):
+    """Carry the run out on a host that does not see this one's locks, long after this one's last heartbeat."""
+    lock = path / "run.lock"
+    (path / "copy").write_text(lock.read_text())
+    os.replace(path / "copy", lock)  # a file of its own: nobody holds it
+    os.utime(lock, (0, 0))
+    change(path, lambda record: record["timing"].update(updated="2020-01-01T00:00:00.000+00:00"))
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: "another-host")
+        there = RunFolder(path)
+        with there.lock():
+            there.open(RUN, FACTS)
+            there.rewind(0)
+            for number in range(4):
+                there.append(row(number))
+            there.finish()
+
+
+def test_a_process_that_slept_while_another_host_finished_its_run_writes_nothing(tmp_path, monkeypatch):
+    """Neither a row, nor a checkpoint, nor its failure, nor a heartbeat: the record stays complete."""
+    ours = RunFolder(tmp_path, heartbeat_s=0.01)
+    recorder = Recorder(ours, Mirror("off", tmp_path), 0.0)
+    with ours.lock():
+        ours.open(RUN, FACTS)
+        ours.append(row(0))
+        ours.heartbeat_s = 1e9
+        time.sleep(0.05)
+        another_host_finishes(tmp_path, monkeypatch)
+        before = {file: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+        ours.heartbeat_s = 0
+        recorder.state = {"round": 1}
+        for write in (lambda: ours.append(row(1)), ours.beat, recorder.save, lambda: ours.rewind(0)):
+            with pytest.raises(RunLocked, match="taken this run over"):
+                write()
+        ours.fail(RunLocked("taken over"), RUN)
+        time.sleep(0.05)
+    assert {file: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()} == before
+    assert read_record(tmp_path)["status"] == "complete" and state(tmp_path) == "complete"

@@ -1,5 +1,7 @@
 """What commands write beside a suite: own entries on top of those of the suite that it extends."""
 
+import errno
+import fcntl
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -31,8 +33,13 @@ def test_a_suite_knows_what_the_extended_one_knows_and_writes_its_own_alone(tmp_
     assert mine.path("quick").read_text().startswith("# Made by `python -m benchmark ")
 
 
-def test_entries_that_are_added_at_once_are_all_there(tmp_path):
-    """Each writer reads what is there and writes it again, with its own; nothing else is left beside the file."""
+def test_entries_that_are_added_at_once_are_all_there(tmp_path, monkeypatch):
+    """Also where the file system locks nothing; and nothing is left beside the file."""
+
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
     file, start = side_files.tuned(tmp_path, "paper", None), Barrier(4)
 
     def add(writer):
@@ -44,6 +51,31 @@ def test_entries_that_are_added_at_once_are_all_there(tmp_path):
         list(pool.map(add, range(4)))
     assert len(file.own("quick")) == 20
     assert [*file.folder.iterdir()] == [file.path("quick")]
+
+
+MINE = """\
+# Made by hand.
+
+1/A/a: # the first
+  options: {method.lr: 0.1} # as in the paper
+# why this one is low
+1/A/b:
+  options: {method.lr: 0.2}
+
+# the end
+"""
+
+
+def test_an_entry_that_is_added_leaves_comments_and_other_entries_as_they_are_written(tmp_path):
+    file = side_files.tuned(tmp_path, "paper", None)
+    file.path("quick").parent.mkdir()
+    file.path("quick").write_text(MINE)
+    file.add("quick", {"1/A/c": {"options": {"method.lr": 0.3}}, "1/A/b": {"options": {"method.lr": 0.4}}})
+    written = file.path("quick").read_text()
+    head = MINE.partition("1/A/b:\n")[0]
+    assert written.startswith(head) and "# the end\n" in written and "0.2" not in written
+    lr = {name: entry["options"]["method.lr"] for name, entry in file.own("quick").items()}
+    assert lr == {"1/A/a": 0.1, "1/A/b": 0.4, "1/A/c": 0.3}
 
 
 @pytest.mark.parametrize(
