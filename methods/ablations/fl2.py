@@ -90,7 +90,7 @@ class AsWritten(NormChoices, FL2):
     def pseudo_labelled(self, client: Site, p: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """Return all samples with labels ``y``, the selected ones as ``keep``, and the mask ``high``."""
         made = super().pseudo_labelled(client, p, labels, torch.ones_like(keep))
-        made["unlabelled"].fields["keep"] = keep
+        made["unlabelled"].fields = {**made["unlabelled"].fields, "keep": keep}
         return made
 
     def unlabelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
