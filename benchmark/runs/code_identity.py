@@ -20,7 +20,8 @@ from benchmark.federation import REVISION
 from benchmark.runs.records import SOURCE, Record, revisions
 from datamodules.common.plugins import BELOW
 
-CODE = ("benchmark", "methods", "datamodules")
+CODE = ("benchmark", "methods", "datamodules", ":!benchmark/suites/tuned", ":!benchmark/suites/admitted")
+"""Where numbers come from; what ``tune`` and ``admit`` write beside suites reaches a run by its configuration alone."""
 OTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 
 
