@@ -84,9 +84,7 @@ def test_a_damaged_file_is_refused(tmp_path):
     store[0], store[1] = state(0), state(1)
     (file,) = (tmp_path / "states").iterdir()
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    with pytest.raises(
-        RunError, match=r"1.pt is damaged; the same command .* checkpoint that is intact"
-    ):
+    with pytest.raises(RunError, match=r"1.pt is damaged; the same command .* checkpoint that is intact"):
         store[0]
 
 

@@ -50,9 +50,7 @@ def test_auto_starts_no_more_processes_than_there_is_memory_for(tmp_path, machin
         assert placed(config).config.runtime.devices == expected
 
 
-def test_threads_are_those_asked_for_or_as_many_as_before_or_a_share_of_the_cores(
-    tmp_path, machine, monkeypatch
-):
+def test_threads_are_those_asked_for_or_as_many_as_before_or_a_share_of_the_cores(tmp_path, machine, monkeypatch):
     machine.cores = 8
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     config = configuration(tmp_path, **{**SHORT, "runtime__threads": "auto"})
