@@ -46,7 +46,8 @@ def with_entries(text: str, entries: Mapping[str, Any]) -> str:
     """
     node, lines = yaml.compose(text, _Loader), (text.rstrip() + "\n").splitlines(keepends=True)
     if node is not None and node.flow_style:
-        return dump_yaml({**load_yaml(text, "text"), **entries})
+        head = "".join(lines[: node.start_mark.line])
+        return head + dump_yaml({**load_yaml(text, "text"), **entries})
     starts = {key.value: key.start_mark.line for key, _ in node.value} if node is not None else {}
     for name, entry in sorted(entries.items(), key=lambda one: starts.get(one[0], -1), reverse=True):  # from the end up
         block = dump_yaml({name: entry})
@@ -57,7 +58,7 @@ def with_entries(text: str, entries: Mapping[str, Any]) -> str:
         while not lines[end - 1].strip() or lines[end - 1].startswith("#"):  # they stand above what follows
             end -= 1
         lines[starts[name] : end] = [block]
-    return "".join(lines)
+    return "".join(lines) if starts or entries else f"{text}{{}}\n"
 
 
 def load_yaml(text: str, where: str) -> dict[str, Any]:

@@ -205,8 +205,8 @@ class _Going:
         finally:
             self.process.join()
         code = self.process.exitcode or 0
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        told = f"its process was {how} before the run was complete; run the same command again (without --overwrite)"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        told = f"its process {how} before the run was complete; run the same command again (without --overwrite)"
         return RunOutcome(self.run, "failed", f"{told} to continue")
 
 

@@ -171,6 +171,7 @@ def test_one_of_several_processes_deletes_nothing(here, fitted, monkeypatch, cap
     fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--seed", "1"]
     assert main(fit) == 0
     monkeypatch.setenv("LT_CLI_USED", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert main([*fit, "--overwrite"]) == 2
     assert "delete the run's folder" in capsys.readouterr().err and (fitted[0].folder / "record.json").exists()
 
