@@ -294,7 +294,7 @@ def test_make_targets_exist() -> None:
         ("perf-gpu METHODS=a,b ARGS=--trial", ["gpu:a:b", "--trial"]),
         ("perf-gpu", ["gpu:fedavg"]),
         ("test METHODS=a,b", ["tests/contract --method a --method b"]),
-        *((f"{target} ARGS=--asked", ["--asked"]) for target in ("test", "types", "site", "docs", "perf")),
+        *((f"{target} ARGS=--asked", ["--asked"]) for target in ("test", "types", "docs", "perf")),
     ],
 )
 def test_variables_reach_the_targets_of_the_makefile(target: str, words: list[str]) -> None:

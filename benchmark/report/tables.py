@@ -243,7 +243,7 @@ def _facts(suite: Suite, plan: Plan, table: Table, lines: Sequence[Line], column
 
 def _several(records: Iterable[Record]) -> str:
     """Name the files of which these runs have read several versions."""
-    read = {(name, digest) for record in records for name, digest in (record["data_sha256"] or {}).items()}
+    read = {(name, digest) for record in records for name, digest in (record.get("data_sha256") or {}).items()}
     names = [name for name, _ in sorted(read)]
     return _listed(name for name in names if names.count(name) > 1)
 

@@ -3,7 +3,7 @@
 Wall-clock values are under keys named ``timing``, hardware and versions under ``environment``; without these two, two
 runs of the same configuration and code version give the same bytes.
 
-``RunRecord`` and ``RunRow`` say what the files hold. The readings of a complete record follow from its rows and are
+Models of pydantic say what the files hold. The readings of a complete record follow from its rows and are
 checked against them on every read. Since schema 2 its ``digest`` also covers everything else in the record and the rows
 except those two keys. It detects damage and accidental edits, not forgery: anybody can compute a digest.
 """
@@ -62,9 +62,9 @@ RESTORE = "restore the file as the run wrote it, or delete the folder to start o
 TAIL = 1 << 16  # bytes at the end of `metrics.jsonl` sure to contain its last row
 
 Row = dict[str, Any]
-"""A row of ``metrics.jsonl`` as read, which is a valid ``RunRow``."""
+"""A row of ``metrics.jsonl`` as read, which is valid."""
 Record = dict[str, Any]
-"""A record as read, which is a valid ``RunRecord``."""
+"""A record as read, which is valid."""
 
 Count = Annotated[int, Field(ge=0)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -76,7 +76,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-class Metrics(_Part):
+class _Metrics(_Part):
     """Percentages of a model on the test set, and other means; ``None`` where a metric is not defined."""
 
     __pydantic_extra__: dict[str, Number | bool | str | list[Any] | dict[str, Any] | None]
@@ -89,13 +89,13 @@ class Metrics(_Part):
     acc_by_class: list[Percent | None] | None = None
 
 
-class RowTiming(_Part):
+class _RowTiming(_Part):
     """Wall-clock values of a row."""
 
     seconds: Number | None = None
 
 
-class RunRow(Metrics):
+class _RunRow(_Metrics):
     """An evaluated round."""
 
     round: Count
@@ -103,46 +103,46 @@ class RunRow(Metrics):
     bytes_down: Count = 0
     skipped: Count = 0
     warmup: bool = False
-    timing: RowTiming = RowTiming()
+    timing: _RowTiming = _RowTiming()
 
 
-class Class(_Part):
+class _Class(_Part):
     """A class of the configuration."""
 
     class_path: str
 
 
-class Config(_Part):
+class _Config(_Part):
     """What the code relies on in a recorded configuration."""
 
-    method: Class
-    data: Class
+    method: _Class
+    data: _Class
     last_k: Count
     average_last: Count = 0
 
 
-class Rounds(_Part):
+class _Rounds(_Part):
     """Rounds of a run."""
 
     done: Count
     total: Count
 
 
-class Timing(_Part):
+class _Timing(_Part):
     """Wall-clock values of a run."""
 
     seconds: Number
     saved_rounds: int = 0
 
 
-class Environment(_Part):
+class _Environment(_Part):
     """Hardware and versions."""
 
     code_versions: list[str] = []
     revisions: list[str] = []
 
 
-class RunRecord(_Part):
+class _RunRecord(_Part):
     """A run: what was run, on which data, by which code, and what it gave."""
 
     schema_version: int
@@ -151,22 +151,22 @@ class RunRecord(_Part):
     method: str
     dataset: str
     scale: str
-    config: Config
+    config: _Config
     seeds: dict[str, int | None]
     partition_hash: Text
     data_sha256: dict[str, str] | None
     labelled_histogram: list[Any] | None
     code_version: str
-    rounds: Rounds
-    final: Metrics | None
-    best: Metrics | None
-    last_k_mean: Metrics | None
-    averaged: Metrics | None = None
+    rounds: _Rounds
+    final: _Metrics | None
+    best: _Metrics | None
+    last_k_mean: _Metrics | None
+    averaged: _Metrics | None = None
     bytes_up: Count
     bytes_down: Count
     error: Text
-    timing: Timing
-    environment: Environment
+    timing: _Timing
+    environment: _Environment
 
     @field_validator("schema_version")
     @classmethod
@@ -210,7 +210,7 @@ def read_rows(path: Path) -> list[Row]:
     """Read the rows of ``metrics.jsonl`` in a run's folder; a torn last line is left out.
 
     Raises:
-        RunError: the file cannot be read, a line before the last is not a ``RunRow``, or its round is not after that of
+        RunError: the file cannot be read, a line before the last is not a valid row, or its round is not after that of
             the previous row.
     """
     file = path / "metrics.jsonl"
@@ -227,7 +227,7 @@ def read_rows(path: Path) -> list[Row]:
                 break
             raise RunError(f"{file}: line {number} is damaged; {RESTORE}") from None
         try:
-            RunRow.model_validate(row)
+            _RunRow.model_validate(row)
         except ValidationError as error:
             raise RunError(f"{file}: line {number} is not a row of a run: {problem(error)}; {RESTORE}") from None
         if rows and row["round"] <= rows[-1]["round"]:
@@ -267,7 +267,7 @@ def read_record(path: Path) -> Record:
     """Read and validate ``record.json`` in a run's folder; a complete one is checked against its rows.
 
     Raises:
-        RunError: missing, not JSON, not a ``RunRecord``, or not as the run wrote it.
+        RunError: missing, not JSON, not a valid record, or not as the run wrote it.
     """
     file = path / "record.json"
     if not os.path.lexists(file):
@@ -283,13 +283,13 @@ def read_record(path: Path) -> Record:
 
 
 def validate(record: Mapping[str, Any], where: str) -> None:
-    """Check that a record is a ``RunRecord``.
+    """Check that a record is valid.
 
     Raises:
         RunError: names everything that is missing or wrong.
     """
     try:
-        RunRecord.model_validate(record)
+        _RunRecord.model_validate(record)
     except ValidationError as error:
         raise RunError(f"{where}: not a valid record: {problem(error, most=5)}") from None
 
