@@ -222,10 +222,6 @@ def _meant(option: str, arguments: Sequence[str], command: ArgumentParser) -> st
 class _Help(DefaultHelpFormatter):
     """Help without types, which the texts explain in words, and without empty defaults."""
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self._width = max(self._width, LEAST_COLUMNS)
-
     def _expand_help(self, action: Any) -> str:
         text = super()._expand_help(action).replace("``", "")
         if action.nargs == "*":
@@ -246,7 +242,7 @@ class _Help(DefaultHelpFormatter):
 
     def start_section(self, heading: str | None) -> None:
         """Begin a group, its heading wrapped like the texts below it."""
-        super().start_section(heading and textwrap.fill(heading.replace("``", ""), self._width))
+        super().start_section(heading and textwrap.fill(heading.replace("``", ""), max(self._width, LEAST_COLUMNS)))
 
 
 class _Parser(ArgumentParser):

@@ -200,6 +200,15 @@ def test_bad_input_is_one_line_on_stderr(here, fitted, capsys, arguments, messag
     assert fitted == [] and out == ""
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("arguments", [["fit", "--config", "pipe.yaml"], ["status", "--paper", "pipe.yaml"]])
+def test_a_pipe_is_no_configuration_and_no_suite(here, fitted, capsys, arguments):
+    """Reading one may never end."""
+    os.mkfifo("pipe.yaml")
+    assert main(arguments) == 2
+    assert "pipe.yaml: it is no regular file" in capsys.readouterr().err and fitted == []
+
+
 def test_help_of_a_method_lists_its_options(capsys):
     assert main(["fit", "--method.help", "rscfed"]) == 0
     out = capsys.readouterr().out
