@@ -93,3 +93,9 @@ def test_an_entry_that_is_not_complete_is_one_error(tmp_path, kind, entry, messa
     for file in (base, kind(tmp_path, "mine", base)):
         with pytest.raises(ConfigError, match=f"paper-quick.yaml, 1/A/a: {message}"):
             file.entries("quick")
+
+
+def test_nothing_to_add_leaves_no_file(tmp_path):
+    file = side_files.tuned(tmp_path, "mine", None)
+    file.add("quick", {})
+    assert not file.path("quick").exists() and file.own("quick") == {}
