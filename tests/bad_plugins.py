@@ -62,24 +62,8 @@ class ScopeUnregistered(FedAvg):
         self.anchor = torch.zeros(3)
 
 
-class ComplexTensor(FedAvg):
-    def __init__(self, model, **base):
-        super().__init__(model, **base)
-        self.register_buffer("spectrum", torch.zeros(3, dtype=torch.complex64))
-
-
-class SparseTensor(FedAvg):
-    def __init__(self, model, **base):
-        super().__init__(model, **base)
-        self.register_buffer("graph", torch.eye(3).to_sparse())
-
-
 class ViewsStream(FedAvg):
     views = {"labeled": {"x": "weak"}}
-
-
-class ViewsField(FedAvg):
-    views = {"labelled": "weak"}
 
 
 class ViewsName(FedAvg):
@@ -93,11 +77,6 @@ class HookName(FedAvg):
 
 class KerasName(FedAvg):
     def on_train_begin(self):
-        pass
-
-
-class UnknownHook(FedAvg):
-    def on_epoch_end(self):
         pass
 
 
@@ -126,11 +105,6 @@ class SelectsFlat(FedAvg):
         return [0, 1]
 
 
-class SelectsFloat(FedAvg):
-    def select_clients(self, round, roster):
-        return [[0.0]]
-
-
 class SelectsUnknown(FedAvg):
     def select_clients(self, round, roster):
         return [[0, 77]]
@@ -154,11 +128,6 @@ class SendsShape(FedAvg):
 class WorkNone(FedAvg):
     def local_work(self, client):
         return None
-
-
-class SendsBytes(FedAvg):
-    def sent_bytes(self, sent, visit):
-        return float("nan")
 
 
 class OthersImages(FedAvg):
@@ -233,18 +202,6 @@ class UploadMore(Uploads):
 class UploadWeight(Uploads):
     def spoil(self, upload):
         upload.weight = -1.0
-        return upload
-
-
-class UploadBytes(Uploads):
-    def spoil(self, upload):
-        upload.bytes = -1
-        return upload
-
-
-class UploadMeta(Uploads):
-    def spoil(self, upload):
-        upload.tensors[WEIGHT] = upload.tensors[WEIGHT].to("meta")
         return upload
 
 

@@ -81,7 +81,7 @@ class Fit:
         if self.method.automatic_optimization:
             outputs = self.automatic_step(batch, number)
         else:
-            outputs = detached(hooks.manual_step_outputs(self.training_step(batch, number)))
+            outputs = detached(hooks.step_outputs(self.training_step(batch, number), automatic=False))
         if self.scaler is not None:
             self.scaler.update()
         return outputs
@@ -106,7 +106,7 @@ class Fit:
         outputs: dict[str, Any] = {}
 
         def closure() -> Tensor | None:
-            outputs.update(hooks.step_outputs(self.training_step(batch, number)))
+            outputs.update(hooks.step_outputs(self.training_step(batch, number), automatic=True))
             loss: Tensor | None = outputs.get("loss")
             trainer.call("on_before_zero_grad", self.optimizers[0])
             method.optimizer_zero_grad(trainer.current_epoch, number, self.optimizers[0])

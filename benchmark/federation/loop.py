@@ -5,7 +5,7 @@ import warnings
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from math import isnan
+from math import inf, isnan
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -13,23 +13,21 @@ from lightning import Fabric
 from lightning.fabric.loggers.logger import Logger
 from lightning.pytorch import Callback
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
-from benchmark.federation import averaging, hooks
+from benchmark.federation import hooks
 from benchmark.federation.checkpoint_files import OnDisk
 from benchmark.federation.collectives import all_gather, from_first, gather_results, to_device
 from benchmark.federation.declarations import check_declarations, uploads_needed
-from benchmark.federation.finite import find_nonfinite
-from benchmark.federation.idleness import Idleness
 from benchmark.federation.joint_mean import JointMean, without_tensors
-from benchmark.federation.logged import recorded_means, sum_logged
+from benchmark.federation.metrics import Sums, class_accuracies, client_accuracies, recorded_means, scores, sum_logged
 from benchmark.federation.optimizers import OptimizerStates
-from benchmark.federation.reference import ClientState, ReferenceEngine, RunContext, Sums, VisitResult, location
+from benchmark.federation.reference import ClientState, ReferenceEngine, RunContext, VisitResult, location
 from benchmark.federation.scaling import loss_scaler
 from benchmark.federation.slots import SlotsEngine
 from benchmark.federation.store import Store
-from benchmark.runs.metrics import class_accuracies, client_accuracies, scores
 from datamodules.base import FSSLDataModule
-from datamodules.common.errors import ConfigError, RunError
+from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
 from methods.base import FedMethod, Upload, Visit
@@ -119,7 +117,6 @@ class Federation:
         self.averaged: dict[str, Any] | None = None
         self.confusion: Tensor | None = None
         self.bytes_up = self.bytes_down = self.steps = self.skipped = 0
-        self.idleness = Idleness(method, fabric.is_global_zero)
 
     @property
     def client_state_bytes(self) -> int:
@@ -136,15 +133,11 @@ class Federation:
 
         ``confusion`` is then that of the last round's model (``metrics.scores``).
         """
-        whole = self.round == 0
-        if whole:
+        if self.round == 0:
             self.server_phase(0, first=True)
         while self.round < self.rounds:
             started = time.perf_counter()
-            before = {} if self.idleness.optimizer_steps else self.server
             row = self.run_round(self.round)
-            if whole:
-                self.idleness.check_round(self.round, before, self.server)
             self.round += 1
             if row is not None:
                 taken = self.engine.counts()
@@ -154,8 +147,6 @@ class Federation:
                 self.log(row)
             for callback in self.callbacks:
                 callback.on_round_end(self, row)
-        if whole:
-            self.idleness.check_run()
         if self.confusion is None:  # the run had been stopped after its last round
             self.evaluate(self.rounds - 1)
         if self.average_last:
@@ -183,11 +174,8 @@ class Federation:
         visits = self.visits(number)
         uploads, by_client, results = self.run_visits(visits)
         self.steps += sum(result.steps for result in results)
-        self.idleness.count(results)
         self.bytes_down += sum(result.bytes_down for result in results)
         self.bytes_up += sum(upload.num_bytes for upload in uploads)
-        if not self.bytes_up:
-            self.idleness.check_uploads(number, results)
         self.become_server()
         logged: Sums = {}
         if uploads:
@@ -197,7 +185,7 @@ class Federation:
             self.memory.update(kept)
         parts = [("in aggregate", logged), ("in server_step", self.server_phase(number))]
         if number >= self.rounds - self.average_last:
-            self.summed = averaging.add_round(self.summed, self.server)
+            self.add_to_average()
         with self.engine.hook_context("log", number):
             sums = sum_logged(by_client) | {f"server/{name}": value for name, value in sum_logged(parts).items()}
         last = number + 1 == self.rounds
@@ -279,7 +267,6 @@ class Federation:
         If a visit is left out, the next round starts from the shared optimiser state that this round started from.
         """
         before = self.engine.shared_optimizer_state
-        self.clients.expect([visit.client for visit in self.engine.in_order(mine)])
         lost: list[Visit] = []
 
         def on_visit_end(visit: Visit, result: VisitResult) -> VisitResult:
@@ -356,7 +343,6 @@ class Federation:
             self.become_server()
         result, state = self.engine.run_server(number, self.server_state, first)
         self.steps += result.steps
-        self.idleness.count([result])
         for visit, found in find_nonfinite({Visit(number, SERVER): result}).items():
             raise RunError(f"{location(self.method, visit)}: {found}")
         registered = self.method.registered()
@@ -382,9 +368,9 @@ class Federation:
         number = self.round if number is None else number
         with self.engine.hook_context("predict", number), self.method.autocast():
             blocks = (block for _, block in self.data.test_blocks(self.method.eval_batch))
-            probabilities = self.spread(lambda block: self.predicted(block()), blocks)
+            probabilities = torch.cat(self.spread(lambda block: self.method.predict(block()), blocks))
         self.engine.train_mode()
-        metrics, self.confusion = scores(torch.cat(probabilities), self.data.test_labels)
+        metrics, self.confusion = scores(probabilities, self.data.test_labels)
         by_class = class_accuracies(self.confusion)
         metrics |= client_accuracies(by_class, self.class_counts)
         rounded = [None if isnan(share) else round(share, 2) for share in by_class.tolist()]
@@ -396,14 +382,16 @@ class Federation:
         All that the server holds is averaged (scopes ``shared`` and ``server``), since ``predict`` may read either.
         The module is the server before and after.
         """
-        self.method.load_tensors(averaging.mean(self.summed, self.average_last, self.server))
+        mean = {name: (total / self.average_last).to(self.server[name].dtype) for name, total in self.summed.items()}
+        self.method.load_tensors({**self.server, **mean})
         reading = self.evaluate()
         self.become_server()
         return {"rounds": self.average_last, **reading}
 
-    def predicted(self, images: Tensor) -> Tensor:
-        """Class probabilities of images."""
-        return hooks.probabilities(self.method.predict(images), len(images))
+    def add_to_average(self) -> None:
+        """Add the server's tensors to their sums over the last rounds, in float64; whole numbers are not averaged."""
+        wide = {name: value.to(torch.float64) for name, value in self.server.items() if value.is_floating_point()}
+        self.summed = {name: self.summed[name] + value if self.summed else value for name, value in wide.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next round depends on. Later rounds make new tensors and leave these alone."""
@@ -437,6 +425,34 @@ class Federation:
         self.steps, self.skipped = state.get("steps", 0), state.get("skipped", 0)
         self.summed = to_device(state.get("summed", {}), device)
         self.become_server()
+
+
+def find_nonfinite(results: Mapping[Visit, VisitResult]) -> dict[Visit, str]:
+    """Visits with a loss, an uploaded tensor or a weight that is not finite, each with a message naming it.
+
+    All visits are checked with one read from the device.
+    """
+    parts = {visit: own for visit, result in results.items() if (own := _numbers(result))}
+    flags = [get_total_norm([value for _, value in own], inf).isfinite() for own in parts.values()]
+    found = {}
+    for visit, sound in zip(parts, torch.stack(flags).tolist() if flags else (), strict=True):
+        if not sound:
+            bad = next(name for name, value in parts[visit] if not bool(value.isfinite().all()))
+            found[visit] = (
+                f"{bad} {NOT_FINITE}. The last checkpoint is intact; lower the learning rate, or try --precision "
+                "32-true if this was mixed precision"
+            )
+    return found
+
+
+def _numbers(result: VisitResult) -> list[tuple[str, Tensor]]:
+    """What a visit gives that must be finite, with its name in an error message; names may be given twice."""
+    numbers = [("the loss", result.sums["loss"][0])] if "loss" in result.sums else []
+    if (upload := result.upload) is not None:
+        numbers += [(f"the uploaded {name}", value) for name, value in (*upload.tensors.items(), *upload.stats.items())]
+        device = next((value.device for _, value in numbers), None)
+        numbers.append(("the upload's weight", torch.tensor(upload.weight, device=device)))
+    return [(name, value) for name, value in numbers if value.is_floating_point() and value.numel()]
 
 
 class RankResults(NamedTuple):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import index
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ from benchmark.federation import hooks
 from benchmark.federation.declarations import sees
 from benchmark.federation.fit import Fit
 from benchmark.federation.holdings import Holdings
+from benchmark.federation.metrics import Sums
 from benchmark.federation.optimizers import OptimizerStates, kept_states
 from benchmark.federation.scaling import LossScaler
 from benchmark.federation.trainer import VisitTrainer
@@ -33,9 +35,6 @@ from methods.parts.tensors import one_hot
 
 EVAL_BLOCK = 256
 
-Sums = dict[str, tuple[Tensor, Tensor]]
-"""By name: a weighted sum, and the sum of the weights."""
-
 
 class Sent(NamedTuple):
     """What a client is sent: tensors by name, and how many bytes that takes."""
@@ -45,13 +44,12 @@ class Sent(NamedTuple):
 
 
 class VisitResult(NamedTuple):
-    """The result of a visit: ``steps`` are those of ``training_step``, ``optimizer_steps`` those of its optimisers."""
+    """The result of a visit: ``steps`` counts calls of ``training_step``."""
 
     upload: Upload | None
     sums: Sums
     bytes_down: int
     steps: int
-    optimizer_steps: int = 0
 
 
 OnVisitEnd = Callable[[Visit, VisitResult], VisitResult]
@@ -125,7 +123,7 @@ class LocalSite:
         _measured[self] = Tally() if hidden is None else hidden
         self._holdings = Holdings(context.data.num_images, context.data.device) if holdings is None else holdings
         self._holdings.hold(data)
-        self.passes = self.steps = self.optimizer_steps = 0
+        self.passes = self.steps = 0
 
     def generator(self, purpose: str) -> torch.Generator:
         """Random stream of this visit for ``purpose``; ``order/...`` is on the CPU: all devices draw alike."""
@@ -135,7 +133,7 @@ class LocalSite:
 
     def views(self, view: str, index: Tensor, purpose: str = "prepare", size: int = EVAL_BLOCK) -> Iterator[Tensor]:
         """Float views of the site's training images at ``index`` in blocks of ``size``."""
-        self._holdings.require(index, f"views({view!r}, ...)")
+        self._holdings.note(index)
         generator = self.generator(purpose)
         for start in range(0, len(index), size):
             yield self._context.data.take(view, index[start : start + size], generator)
@@ -145,9 +143,9 @@ class LocalSite:
         made = work[number]
         if callable(made):
             with preserve_modes(self._method):
-                made = hooks.one_pass(made())
-        for name, stream in made.streams.items():
-            self._holdings.require(stream.index, f"the stream {name!r}")
+                made = made()
+        for stream in made.streams.values():
+            self._holdings.note(stream.index)
         self.passes += 1
         count = self.passes
         return epoch(made.streams, self._context.data, lambda purpose: self.generator(f"{purpose}/{count}"), made.steps)
@@ -172,7 +170,6 @@ class LocalSite:
     def keep(self, fit: Fit) -> None:
         """Keep the optimisers' state as ``optimizer_scopes`` says, and count the steps of the fit."""
         self.steps += fit.steps
-        self.optimizer_steps += fit.trainer.global_step
         self.optimizer_states = kept_states(self._method, fit.optimizers)
 
     def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor) -> None:
@@ -271,10 +268,6 @@ class ReferenceEngine:
             del result  # its tensors may be given up before the next visit
         return results
 
-    def in_order(self, visits: Sequence[Visit]) -> list[Visit]:
-        """Visits in the order in which they begin, and ask for what their clients have kept."""
-        return list(visits)
-
     def ended_visits(
         self, sent: Mapping[Visit, Sent], kept: MutableMapping[int, ClientState]
     ) -> Iterator[tuple[Visit, VisitResult]]:
@@ -296,7 +289,7 @@ class ReferenceEngine:
         """What the method's ``broadcast`` sends to the visited client."""
         with self.hook_context("broadcast to", visit.round, visit):
             sent = hooks.tensors(self.method.broadcast(server, visit), self.initial, "broadcast")
-            return Sent(sent, hooks.byte_count(self.method.sent_bytes(sent, visit), "sent_bytes"))
+            return Sent(sent, index(self.method.sent_bytes(sent, visit)))
 
     def begin_visit(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[LocalSite, LocalWork]:
         """The module becomes the client: it loads what was sent and what the client kept, and prepares local work."""
@@ -333,7 +326,7 @@ class ReferenceEngine:
             self.check_visit()
             upload = hooks.upload(made, site.visit, self.shared, method.registered())
         sums = self.detach()
-        result = VisitResult(upload, sums, sent.bytes, site.steps, site.optimizer_steps)
+        result = VisitResult(upload, sums, sent.bytes, site.steps)
         personal = method.tensors("personal")
         if not self.sequential:
             return result, ClientState(personal, site.optimizer_states)
@@ -381,7 +374,7 @@ class ReferenceEngine:
             self.train_mode()
             self.method.server_step(site)
             self.check_visit()
-        result = VisitResult(None, self.detach(), 0, site.steps, site.optimizer_steps)
+        result = VisitResult(None, self.detach(), 0, site.steps)
         return result, ClientState({}, site.optimizer_states)
 
     def aggregate(self, uploads: Sequence[Upload], round: int) -> Sums:

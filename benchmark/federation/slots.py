@@ -87,10 +87,6 @@ class SlotsEngine(ReferenceEngine):
             engine.initial, engine.shared = self.initial, self.shared  # never changed, so shared
             self.slots.append(Slot(engine, self.replay))
 
-    def in_order(self, visits: Sequence[Visit]) -> list[Visit]:
-        """Largest first, whatever the number of slots; in the order given if there is one visit at a time."""
-        return list(visits) if self.sequential else [visit for (visit,) in grouped(visits, 1)]
-
     def ended_visits(
         self, sent: Mapping[Visit, Sent], kept: MutableMapping[int, ClientState]
     ) -> Iterator[tuple[Visit, VisitResult]]:

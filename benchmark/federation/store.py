@@ -4,7 +4,6 @@ import secrets
 import shutil
 import weakref
 from collections.abc import Iterator, MutableMapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,17 +41,9 @@ class Store(MutableMapping[int, ClientState]):
         self._there: dict[int, tuple[OnDisk, list[torch.device]]] = {}
         self._folder, self._written = folder, 0
         self._prefix = secrets.token_hex(4)  # of its files: an earlier store of the folder may end later
-        self._coming: list[int] = []
-        self._ahead: tuple[int, Future[ClientState]] | None = None
-        self._reader: ThreadPoolExecutor | None = None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
             weakref.finalize(self, _remove, folder, self._prefix)
-
-    def expect(self, clients: Sequence[int]) -> None:
-        """Announce which states are asked for next, in order: each is read from disk while the one before is in use."""
-        self._coming, self._ahead = list(clients), None
-        self._read_ahead()
 
     def saved(self) -> dict[int, tuple[Any, Any] | OnDisk]:
         """What a checkpoint saves of each client: its tensors and optimiser states, or the file that holds both."""
@@ -63,15 +54,8 @@ class Store(MutableMapping[int, ClientState]):
         if client in self._here:
             held = self._here[client]
             return _moved(held.state, held.devices)[0]
-        if client not in self._there:
-            raise KeyError(client)
-        devices = self._there[client][1]
-        ahead = self._ahead
-        state = ahead[1].result() if ahead is not None and ahead[0] == client else self._read(client)
-        if client in self._coming:
-            self._coming = self._coming[self._coming.index(client) + 1 :]
-        self._read_ahead()
-        return _moved(state, devices)[0]
+        file, devices = self._there[client]
+        return _moved(ClientState(*file.read()), devices)[0]
 
     def __setitem__(self, client: int, state: ClientState) -> None:
         if client in self:
@@ -88,8 +72,6 @@ class Store(MutableMapping[int, ClientState]):
             self.bytes -= self._here.pop(client).bytes
         else:
             del self._there[client]
-        if self._ahead is not None and self._ahead[0] == client:
-            self._ahead = None
 
     def clear(self) -> None:
         """Drop all states without reading their files."""
@@ -112,16 +94,6 @@ class Store(MutableMapping[int, ClientState]):
         file = OnDisk.write(folder / f"{self._prefix}-{self._written}.pt", (held.state.tensors, held.state.optimizers))
         del self[client]
         self._there[client] = file, held.devices
-
-    def _read(self, client: int) -> ClientState:
-        return ClientState(*self._there[client][0].read())
-
-    def _read_ahead(self) -> None:
-        client = next((one for one in self._coming if one in self._there), None)
-        if client is None or (self._ahead is not None and self._ahead[0] == client):
-            return
-        self._reader = self._reader or ThreadPoolExecutor(1)
-        self._ahead = client, self._reader.submit(self._read, client)
 
 
 def states_folder(path: Path, rank: int) -> Path:

@@ -10,9 +10,9 @@ from lightning import Fabric
 from benchmark.config import Run
 from benchmark.federation import checkpoint
 from benchmark.federation.checkpoint_files import save_plain
-from benchmark.federation.exported import WEIGHTS
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.launch.signals import check_stopped
+from benchmark.runs.exported import WEIGHTS
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.loggers import Mirror, mirror_run
 from benchmark.runs.states import CHECKPOINT

@@ -152,17 +152,6 @@ def test_hooks_get_the_outputs_that_lightning_gives_them(form: str, manual: bool
     assert ours == seen and ours
 
 
-def test_what_is_no_output_is_refused_with_manual_optimisation() -> None:
-    """As in Lightning."""
-
-    class Odd(Manual):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return 1.0
-
-    with pytest.raises(RunError, match=r"Odd, client 0 .*manual optimisation it returns a tensor, a dict, or None"):
-        trained(Odd)
-
-
 def test_gradients_are_clipped_by_value_as_torch_does_it() -> None:
     """Every entry on its own."""
     largest: list[float] = []

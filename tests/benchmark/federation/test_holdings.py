@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from benchmark.federation.holdings import Holdings
-from benchmark.federation.recording import WatchedOperations
 from datamodules.base import SiteData
 from datamodules.common.errors import RunError
 
@@ -30,22 +29,3 @@ def test_a_note_about_the_image_of_another_is_forgotten_with_the_next_visit():
     holdings.hold(site([3], []))
     holdings.note(torch.tensor([3]))
     holdings.require_own()
-
-
-def test_positions_as_given_are_not_read_back():
-    """They are the site's own; all others are looked up, which waits for a GPU."""
-    holdings, own = Holdings(10, torch.device("cpu")), site([1, 2], [5])
-    holdings.hold(own)
-    reads = []
-    with WatchedOperations(reads.append):
-        for index in (own.labelled, own.unlabelled):
-            holdings.require(index, "the stream 'it'")
-        assert not reads
-        holdings.require(own.labelled[:1], "the stream 'it'")
-    assert reads
-    own.unlabelled.fill_(3)
-    with pytest.raises(RunError, match="has the training image 3, which the site does not hold"):
-        holdings.require(own.unlabelled, "the stream 'it'")
-    holdings.hold(site([3], []))
-    with pytest.raises(RunError, match="which the site does not hold"):
-        holdings.require(own.labelled, "the stream 'it'")

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from benchmark.contract.federations import NUM_CLIENTS
 from benchmark.registry import KINDS, find_class
 from datamodules.common.errors import RunError
 from federations import Unaugmented, few_federation, make_data, make_federation, run_rows
-from methods.base import FedMethod, Pass, Upload
+from methods.base import Pass, Upload
 
 
 class ServerTrains(Unaugmented):
@@ -116,133 +115,3 @@ def test_a_server_that_trains_alone_needs_labels() -> None:
     for name in ("fedcon", "server_only"):
         with pytest.raises(RunError, match=r"the server has no labels to train on; set data\.scenario=server"):
             make_federation(name, make_data("all_clients")).run()
-
-
-class TeachesNothing(FedMethod):
-    """Returns no loss, as a step may; ``from_round`` is where it begins to."""
-
-    from_round = 99
-
-    def training_step(self, batch, batch_idx):
-        loss = nn.functional.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
-        return loss if self.visit.round >= self.from_round else None
-
-
-class TeachesLate(TeachesNothing):
-    from_round = 1
-
-
-def test_a_run_without_a_loss_in_any_step_says_so_once(recwarn):
-    """One whose steps have a loss at last, or that takes no step, says nothing."""
-    for quiet in (make_federation(TeachesLate, rounds=2), make_federation(TeachesNothing, rounds=1, local_epochs=0)):
-        quiet.run()
-    assert not [one for one in recwarn if "returned None" in str(one.message)]
-    loud = make_federation(TeachesNothing, rounds=2)
-    loud.run()
-    (told,) = [str(one.message) for one in recwarn if "returned None" in str(one.message)]
-    assert told.startswith(f"TeachesNothing.training_step returned None in all {loud.steps} steps of the run")
-
-
-class StepsBySelf(FedMethod):
-    """Takes its own steps, from ``from_round`` on."""
-
-    from_round = 0
-
-    def __init__(self, model, **base):
-        super().__init__(model, **base)
-        self.automatic_optimization = False
-
-    def training_step(self, batch, batch_idx):
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(nn.functional.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"]))
-        if self.visit.round >= self.from_round:
-            optimizer.step()
-
-
-class ForgetsToStep(StepsBySelf):
-    from_round = 99
-
-
-class StepsNotAlways(StepsBySelf):
-    """Takes no step for clients that have not taken part before, but client 0."""
-
-    def training_step(self, batch, batch_idx):
-        self.from_round = 0 if self.visit.client == 0 or not self.visit.first else 99
-        super().training_step(batch, batch_idx)
-
-
-class StepsUncounted(StepsBySelf):
-    """Calls torch's own optimiser, which Lightning's ``global_step`` does not count."""
-
-    def optimizers(self):
-        return super().optimizers(use_pl_optimizer=False)
-
-
-class StepsWithoutOptimizer(StepsBySelf):
-    """Descends by itself."""
-
-    def training_step(self, batch, batch_idx):
-        self.zero_grad()
-        self.manual_backward(nn.functional.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"]))
-        with torch.no_grad():
-            for value in self.model.parameters():
-                value.sub_(value.grad, alpha=0.01)
-
-
-def warned_of(recwarn, words):
-    return [str(one.message) for one in recwarn if words in str(one.message)]
-
-
-@pytest.mark.parametrize("slots", [None, 2])
-def test_a_first_round_without_an_optimiser_step_is_told_once(recwarn, slots):
-    """One in which some visits take none, that trains in another way, or that has no batches, is not."""
-    for method in (StepsBySelf, StepsNotAlways, StepsUncounted, StepsWithoutOptimizer):
-        make_federation(method, make_data("all_clients"), rounds=2, slots=slots).run()
-    make_federation(ForgetsToStep, make_data("all_clients"), rounds=2, slots=slots, local_epochs=0).run()
-    assert not warned_of(recwarn, "as it was")
-    loud = make_federation(ForgetsToStep, make_data("all_clients"), rounds=2, slots=slots)
-    loud.run()
-    (told,) = warned_of(recwarn, "as it was")
-    assert told == (
-        f"ForgetsToStep.training_step took no optimiser step in all {loud.steps // 2} steps of round 0, and the model "
-        "is as it was: with automatic_optimization = False it calls self.optimizers().step() itself"
-    )
-
-
-class SendsNothing(FedMethod):
-    """Trains at clients from whom nothing comes back, until ``from_round``."""
-
-    from_round = 99
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
-
-    def make_upload(self, client):
-        return super().make_upload(client) if client.visit.round >= self.from_round else None
-
-
-class SendsNothingLater(SendsNothing):
-    def make_upload(self, client):
-        return None if client.visit.round else FedMethod.make_upload(self, client)
-
-
-class SendsLess(SendsNothing):
-    def make_upload(self, client):
-        return FedMethod.make_upload(self, client) if client.visit.client == 0 else None
-
-
-@pytest.mark.parametrize("sums", ["ordered", "by_rank"])
-def test_clients_that_train_and_send_nothing_are_told_once(recwarn, sums):
-    """Not where one of them sends something, nor where nobody has anything to train on, nor after a first upload."""
-    data = make_data("all_clients")
-    for method, more in ((SendsLess, {}), (SendsNothingLater, {}), (SendsNothing, {"local_epochs": 0})):
-        make_federation(method, data, rounds=2, sums=sums, **more).run()
-    make_federation("server_only", make_data("server"), rounds=2).run()
-    assert not warned_of(recwarn, "make_upload")
-    make_federation(SendsNothing, data, rounds=3, sums=sums).run()
-    (told,) = warned_of(recwarn, "make_upload")
-    assert told == (
-        f"SendsNothing.make_upload returned None in all {NUM_CLIENTS} visits of round 0, in which clients took steps: "
-        "the server learns nothing from them; return an Upload, as super().make_upload(client) does"
-    )

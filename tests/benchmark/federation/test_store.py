@@ -42,7 +42,6 @@ def test_all_states_come_back_and_the_last_ones_lie_in_memory(tmp_path):
     for client in range(5):
         store[client] = state(client)
     assert store.bytes == 2 * ENTRY and len(list((tmp_path / "states").iterdir())) == 3
-    store.expect([3, 0, 2])
     assert [values(store[client]) for client in (3, 0, 2, 1, 4)] == [(c, -c) for c in (3, 0, 2, 1, 4)]
     store[0] = state(7)
     assert values(store[0]) == (7, -7) and sorted(store) == list(range(5)) and len(store) == 5
@@ -99,32 +98,6 @@ def test_states_on_disk_change_no_bit(tmp_path, slots):
         mine = run.clients[client].optimizers[0]
         pairs = zip(mine, kept.optimizers[0], strict=True)
         assert all(torch.equal(a["momentum_buffer"], b["momentum_buffer"]) for a, b in pairs)
-
-
-class Asked(Store):
-    """A store that notes which states were announced, and which were then asked for."""
-
-    def __init__(self, folder):
-        super().__init__(0, folder)
-        self.announced, self.wanted = [], []
-
-    def expect(self, clients):
-        self.announced += clients
-        super().expect(clients)
-
-    def __getitem__(self, client):
-        self.wanted.append(client)
-        return super().__getitem__(client)
-
-
-@pytest.mark.parametrize("slots", [None, 1, 3])
-def test_states_are_asked_for_in_the_order_announced(tmp_path, slots):
-    """Otherwise what is read ahead from disk is not the state that is needed next, and every state is read twice."""
-    data, method = few_data(6, 6, partition="dirichlet", min_size=1), make_method("fedavg")
-    store = Asked(tmp_path / "states")
-    run = Federation(method, data, data.roster(0), plain_fabric(), 3, seed=0, store=store, slots=slots)
-    run.run()
-    assert store.wanted == store.announced and len(store.wanted) == 18
 
 
 def test_a_checkpoint_takes_the_files_and_a_run_continues_from_it(tmp_path):

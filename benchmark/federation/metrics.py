@@ -1,6 +1,6 @@
-"""Metrics of a classifier on a test set: overall, by class, and for clients with different class shares."""
+"""Metrics of a round: what hooks have logged, and a classifier's scores, overall, by class and by client."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, log
 from typing import Any, NamedTuple
 
@@ -13,6 +13,10 @@ from torchmetrics.functional.classification import (
 )
 
 from datamodules.common.errors import NOT_FINITE, DataError, RunError
+from methods.parts.engine_state import different_shapes
+
+Sums = dict[str, tuple[Tensor, Tensor]]
+"""By name: a weighted sum, and the sum of the weights."""
 
 
 def pseudo_label_shares(selected: float, correct: float) -> dict[str, float]:
@@ -50,6 +54,55 @@ def pseudo_label_classes(selected: Sequence[float], correct: Sequence[float]) ->
     total = sum(selected)
     entropy = -sum(s / total * log(s / total) for s in selected if s)
     return {"accuracy_by_class": accuracy} | ({"balance": entropy / log(len(selected))} if total else {})
+
+
+def sum_logged(parts: Iterable[tuple[str, Sums]]) -> Sums:
+    """Logged sums and weights, added in order.
+
+    Args:
+        parts: where each was logged, for the message, and what was logged.
+
+    Raises:
+        RunError: a value is logged in two shapes.
+    """
+    total: Sums = {}
+    first: dict[str, str] = {}
+    for where, sums in parts:
+        for name, (value, weight) in sums.items():
+            before = total.get(name)
+            if before is None:
+                total[name], first[name] = (value, weight), where
+                continue
+            if before[0].shape != value.shape:
+                raise RunError(different_shapes(name, before[0].shape, first[name], value.shape, where))
+            total[name] = before[0] + value, before[1] + weight
+    return total
+
+
+def recorded_means(sums: Sums) -> dict[str, Any]:
+    """Means for a round's row, fetched from the device in one read, and metrics of pseudo-labels.
+
+    A scalar is a number, a vector (per class) is a list. What is larger, or has no weight, is left out.
+    """
+    flat = [part.detach().to(torch.float64).flatten() for name in sorted(sums) for part in sums[name]]
+    numbers = torch.split(torch.cat(flat).cpu(), [len(part) for part in flat]) if flat else ()
+    means: dict[str, Any] = {}
+    for name, total, weight in zip(sorted(sums), numbers[::2], numbers[1::2], strict=True):
+        by, dimensions = float(weight), sums[name][0].ndim
+        if by and dimensions == 0:
+            means[name] = float(total) / by
+        elif by and dimensions == 1:
+            means[name] = [round(value / by, 6) for value in total.tolist()]
+    return {**means, **_pseudo_label_metrics(means)}
+
+
+def _pseudo_label_metrics(means: Mapping[str, Any]) -> dict[str, Any]:
+    shares: dict[str, Any] = {}
+    for suffix, derive in (("", pseudo_label_shares), ("_by_class", pseudo_label_classes)):
+        selected, correct = (means.get(f"pseudo/{name}{suffix}") for name in ("selected", "correct"))
+        if selected is not None and correct is not None:
+            shares |= derive(selected, correct)
+    return {f"pseudo/{name}": value for name, value in shares.items()}
 
 
 class Scores(NamedTuple):

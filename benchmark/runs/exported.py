@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmark.federation.checkpoint_files import save_plain
 from benchmark.registry import one_line
 from benchmark.runs.records import read_record, read_rows, validate
 from datamodules.common.errors import RunError
+from datamodules.common.files import replacing
 
 FORMAT = "fssl-bench model 1"
 WEIGHTS = "weights.pt"
@@ -48,7 +48,8 @@ def export(path: Path, file: Path) -> None:
         raise RunError(f"{path}: the run is not complete; only complete runs can be exported")
     held = {"format": FORMAT, "record": record, "rows": read_rows(path), "weights": read_weights(path / WEIGHTS)}
     file.parent.mkdir(parents=True, exist_ok=True)
-    save_plain(file, held)
+    with replacing(file) as stream:
+        torch.save(held, stream)
 
 
 def read_exported(file: Path) -> Exported:
