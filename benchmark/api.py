@@ -22,13 +22,13 @@ from torch import Tensor
 
 from benchmark.config import Run, RunConfig, Runtime, from_dict, with_pipeline
 from benchmark.federation.assembly import assemble, make, make_data
-from benchmark.federation.exported import WEIGHTS, read_exported, read_weights
 from benchmark.federation.loop import Federation
+from benchmark.federation.metrics import classification_metrics
 from benchmark.federation.scaling import fabric_precision
 from benchmark.registry import KINDS, is_importable, one_line, path_of, register_local
 from benchmark.run import fit as fit_on_disk
+from benchmark.runs.exported import WEIGHTS, read_exported, read_weights
 from benchmark.runs.loggers import callbacks
-from benchmark.runs.metrics import classification_metrics
 from benchmark.runs.records import read_record, read_rows, readings
 from benchmark.suites.suite import load
 from datamodules.base import FSSLDataModule

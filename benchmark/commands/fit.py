@@ -114,7 +114,7 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
 
         code = _one(runs[0], tell, again, fit)
         if export and code == 0 and getattr(rank_zero_only, "rank", 0) == 0:
-            from benchmark.federation.exported import export as write_model
+            from benchmark.runs.exported import export as write_model
 
             write_model(runs[0].folder, Path(export))
             tell(f"wrote {export}")

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from benchmark.federation.metrics import pseudo_label_classes, pseudo_label_shares
 from benchmark.federation.reference import Sums
-from benchmark.runs.metrics import pseudo_label_classes, pseudo_label_shares
 from datamodules.common.errors import RunError
 from methods.parts.engine_state import different_shapes
 

@@ -22,12 +22,12 @@ from benchmark.federation.finite import find_nonfinite
 from benchmark.federation.idleness import Idleness
 from benchmark.federation.joint_mean import JointMean, without_tensors
 from benchmark.federation.logged import recorded_means, sum_logged
+from benchmark.federation.metrics import class_accuracies, client_accuracies, scores
 from benchmark.federation.optimizers import OptimizerStates
 from benchmark.federation.reference import ClientState, ReferenceEngine, RunContext, Sums, VisitResult, location
 from benchmark.federation.scaling import loss_scaler
 from benchmark.federation.slots import SlotsEngine
 from benchmark.federation.store import Store
-from benchmark.runs.metrics import class_accuracies, client_accuracies, scores
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, RunError
 from datamodules.common.streams import SERVER

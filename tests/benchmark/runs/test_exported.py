@@ -7,7 +7,7 @@ import torch
 
 from benchmark.api import fit, load_run
 from benchmark.cli import main
-from benchmark.federation.exported import export
+from benchmark.runs.exported import export
 from benchmark.runs.records import read_record
 from datamodules.common.errors import RunError
 

@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import confusion_matrix, precision_score, recall_score, roc_auc_score
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_precision, multiclass_recall
 
-from benchmark.runs.metrics import (
+from benchmark.federation.metrics import (
     class_accuracies,
     classification_metrics,
     client_accuracies,
