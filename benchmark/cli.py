@@ -31,7 +31,6 @@ from benchmark.commands import (
 from benchmark.commands.common import MAPPINGS, same_command
 from benchmark.console import printable
 from benchmark.files import read_value
-from benchmark.launch.launchers import check_ranks
 from benchmark.launch.signals import STOPPED, stoppable
 from benchmark.registry import KINDS, find_class, known_names, one_line
 from benchmark.runs.code_identity import code_version, package_version
@@ -134,7 +133,6 @@ def _carried_out(argv: Sequence[str]) -> int:
     if arguments[:1] == ["--version"]:
         print(f"fssl-bench {package_version()} ({code_version()})")
         return 0
-    check_ranks()
     chosen = _parse(arguments)
     return COMMANDS[chosen.subcommand](chosen[chosen.subcommand], dotted)
 

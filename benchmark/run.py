@@ -1,11 +1,8 @@
-"""One run, from its configuration to its record: ``fit``. Also the script that ``fabric run`` launches."""
+"""One run, from its configuration to its record: ``fit``."""
 
 import gc
-import os
 import pickle
-import sys
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from itertools import dropwhile
 from pathlib import Path
@@ -21,10 +18,10 @@ from torch.multiprocessing.spawn import ProcessException
 from benchmark.config import Run, Runtime
 from benchmark.federation.assembly import check_values, make_data
 from benchmark.federation.scaling import fabric_precision
-from benchmark.launch.launchers import slurm_tasks, torchrun, within, within_fabric_run
+from benchmark.launch.launchers import slurm_tasks, torchrun, within
 from benchmark.launch.placement import placed
 from benchmark.launch.process import enough_queues
-from benchmark.launch.resume import is_complete
+from benchmark.launch.recorder import is_complete
 from benchmark.launch.signals import STOPPED, stoppable, stopping_children
 from benchmark.launch.worker import worker_main
 from benchmark.registry import imported, one_line, unknown
@@ -52,8 +49,6 @@ def fit(run: Run) -> Path:
     """
     with stoppable():
         _check_options(run)
-        if within_fabric_run():
-            return _fit_within_fabric_run(run)
         return _fit(run)
 
 
@@ -81,22 +76,6 @@ def _check_options(run: Run) -> None:
         raise ConfigError(
             f"--accelerator {rt.accelerator}: this machine has none that PyTorch can use; auto takes what is there"
         )
-
-
-def _fit_within_fabric_run(run: Run) -> Path:
-    """This process is one of those that ``fabric run`` has made already."""
-    run = run.replace(precision=os.environ.get("LT_PRECISION", run.config.precision))
-    config = run.config
-    if not is_complete(run):
-        lightning = loggers.lightning_loggers(config.runtime.logger, run.folder)
-        fabric = Fabric(precision=config.precision, loggers=lightning)  # type: ignore[arg-type]
-        if config.precision == "16-mixed" and fabric.device.type == "cpu":
-            raise ConfigError("fabric run takes bfloat16 for 16-mixed on a CPU; use bf16-mixed, or fit without it")
-        local = int(os.environ["LOCAL_WORLD_SIZE"])
-        nodes, kind = fabric.world_size // local, fabric.device.type
-        run = run.replace(runtime=replace(config.runtime, accelerator=kind, devices=local, num_nodes=nodes))
-        worker_main(fabric, pickle.dumps(placed(run)))
-    return run.folder
 
 
 def _fit(run: Run) -> Path:
@@ -211,9 +190,3 @@ def _raised(exception: ProcessException, path: Path) -> BenchError:
     if isinstance(cls, type) and issubclass(cls, BenchError):
         return cls(message)
     return RunError(f"{path}: {last}; the same command (without --overwrite) continues from the last checkpoint")
-
-
-if __name__ == "__main__":
-    from benchmark.cli import main
-
-    sys.exit(main(["fit", *sys.argv[1:]]))

@@ -32,7 +32,7 @@ COMMANDS = [
     line.strip().partition("#")[0].strip()
     for page in PAGES
     for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
-    if re.match(r"    (PYTHONPATH=\S+ )?(\.venv/bin/python -m benchmark|fssl-bench|make|\.venv/bin/fabric run) ", line)
+    if re.match(r"    (PYTHONPATH=\S+ )?(\.venv/bin/python -m benchmark|fssl-bench|make) ", line)
 ]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from benchmark.config import Run, Runtime, apply, from_dict
 from benchmark.launch import pool
 from benchmark.launch.progress import Display
-from benchmark.launch.resume import is_complete
+from benchmark.launch.recorder import is_complete
 from benchmark.report.statistics import late_rise
 from benchmark.runs.environment import hardware
 from benchmark.runs.folder import RunFolder

@@ -14,7 +14,7 @@ from typing import Any
 from benchmark.config import Run, Runtime, apply, from_dict
 from benchmark.launch import pool
 from benchmark.launch.progress import Display
-from benchmark.launch.resume import is_complete
+from benchmark.launch.recorder import is_complete
 from benchmark.runs.code_identity import by_other_code, revision
 from benchmark.runs.records import READING, code_versions, read_record
 from benchmark.runs.states import state

@@ -51,7 +51,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     from benchmark.board.tune import tune
     from benchmark.launch import pool
     from benchmark.launch.progress import Display
-    from benchmark.launch.resume import is_complete
+    from benchmark.launch.recorder import is_complete
     from benchmark.report import leaderboard
     from benchmark.report.settings import settings
 

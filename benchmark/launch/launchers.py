@@ -1,4 +1,4 @@
-"""What started the processes of a run: the run itself, or ``torchrun``, ``fabric run`` or SLURM."""
+"""What started the processes of a run: the run itself, ``torchrun`` or SLURM."""
 
 import os
 from dataclasses import replace
@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from benchmark.config import Runtime
 from datamodules.common.errors import ConfigError
-
-RANKS = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"}
 
 
 class Torchrun(NamedTuple):
@@ -40,40 +38,17 @@ def slurm_tasks() -> int:
     return _number("SLURM_NTASKS", "SLURM") if SLURMEnvironment.detect() else 0
 
 
-def within_fabric_run() -> bool:
-    """Whether ``fabric run`` has started this process.
-
-    Raises:
-        ConfigError: the variables that it sets are not whole.
-    """
-    if os.environ.get("LT_CLI_USED") != "1":
-        return False
-    _number("LOCAL_WORLD_SIZE", "fabric run")
-    return True
-
-
 def is_one_of_several() -> bool:
     """Whether something else has started this process and others beside it for the same run."""
-    return bool(torchrun()) or slurm_tasks() > 1 or within_fabric_run()
+    return bool(torchrun()) or slurm_tasks() > 1
 
 
-def check_ranks() -> None:
-    """Refuse ranks in the environment that are no numbers, which Lightning reads when it is imported.
-
-    Raises:
-        ConfigError: one is something else.
-    """
-    for name in RANKS & os.environ.keys():
-        _number(name, "a launcher of processes", least=0)
-
-
-def _number(name: str, launcher: str, least: int = 1) -> int:
+def _number(name: str, launcher: str) -> int:
     given = os.environ.get(name, "")
-    if not (given.isdecimal() and int(given) >= least):
-        what = f"is {given!r}" if given else "is not set"
+    if not (given.isdecimal() and int(given) > 0):
         raise ConfigError(
-            f"the environment looks like that of {launcher}, but {name} {what}: start the command with {launcher}, or "
-            f"unset the variables that {launcher} has left"
+            f"the environment looks like that of {launcher}, but {name} is {given!r}: start the command with "
+            f"{launcher}, or unset the variables that {launcher} has left"
         )
     return int(given)
 

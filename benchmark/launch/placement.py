@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from benchmark.config import Run
 from benchmark.launch.launchers import slurm_tasks
-from benchmark.runs.capacity import asked_threads, bearable, cores
+from benchmark.runs.capacity import asked_threads, bearable, cores, idle_cores
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.states import saved_rounds
 from datamodules.common.errors import ConfigError, RunError
@@ -24,7 +24,7 @@ def placed(run: Run) -> Run:
     several runs at a time use the other GPUs. Under SLURM the processes are the tasks that it has started.
 
     The number of threads is ``OMP_NUM_THREADS`` if that is set. Otherwise a resumed run has as many as before, and a
-    new run shares the cores out among its processes.
+    new run has as many as there are idle cores, or its processes share all cores.
 
     Raises:
         ConfigError: ``devices`` is not a number of processes.
@@ -48,7 +48,7 @@ def placed(run: Run) -> Run:
     if not isinstance(devices, int) or devices < 1:
         raise ConfigError(f"devices={devices}: give a number of processes from 1, or auto")
     if threads == "auto":
-        share = max(1, cores() // devices)
+        share = idle_cores() if devices * rt.num_nodes == 1 else max(1, cores() // devices)
         threads = asked_threads() or ((kept_threads(run) or share) if accelerator == "cpu" else 1)
     return run.replace(runtime=replace(rt, accelerator=accelerator, devices=devices, threads=threads))
 

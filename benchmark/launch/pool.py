@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -230,25 +230,10 @@ def _carry_out(
 
 
 def _fitted(run: Run, fit: str, log: Path | None) -> Path:
-    with _output_to(log) if log else nullcontext():
-        path: Path = imported(fit)(run)
-        return path
-
-
-@contextmanager
-def _output_to(path: Path) -> Iterator[None]:
-    """Redirect stdout and stderr of this process and its children to a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as file:
-        kept = {number: os.dup(number) for number in (1, 2)}
-        for number in kept:
-            os.dup2(file.fileno(), number)
-    try:
-        yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):  # a full disk
-                stream.flush()
-        for number, old in kept.items():
-            os.dup2(old, number)
-            os.close(old)
+    if log:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "a", encoding="utf-8") as file:
+            for stream in (1, 2):  # of this process and its children
+                os.dup2(file.fileno(), stream)
+    path: Path = imported(fit)(run)
+    return path

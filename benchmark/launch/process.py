@@ -5,11 +5,12 @@ import multiprocessing
 import os
 import sys
 import threading
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from typing import NoReturn
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-LOOK_S = 0.5
 
 
 def keep_memory() -> bool:
@@ -41,25 +42,36 @@ def enough_queues() -> None:
 
 @cache
 def die_with_parent() -> None:
-    """Watch the process that started this one (or ``torchrun``) from a thread, and exit as soon as it is gone.
+    """Watch the process that started this one from a thread, and exit as soon as it is gone.
 
     An orphan would keep its run locked, so that it could not be resumed. Further calls do nothing.
     """
     if multiprocessing.parent_process() is not None:
         threading.Thread(target=_wait, daemon=True).start()
-    elif "TORCHELASTIC_RUN_ID" in os.environ:
-        threading.Thread(target=_look, args=(os.getppid(),), daemon=True).start()
+
+
+@contextmanager
+def os_exit_raises() -> Iterator[None]:
+    """Let ``os._exit`` raise ``SystemExit`` in the main thread: it would end a run as if nothing had happened.
+
+    Other threads, and processes that are forked meanwhile, still end at once.
+    """
+    process, at_once = os.getpid(), os._exit
+
+    def leave(status: int) -> NoReturn:
+        if os.getpid() == process and threading.current_thread() is threading.main_thread():
+            sys.exit(status)
+        at_once(status)
+
+    os._exit = leave
+    try:
+        yield
+    finally:
+        os._exit = at_once
 
 
 def _wait() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
-    os._exit(1)
-
-
-def _look(parent: int) -> None:
-    """As ``_wait``, for a process not started by ``multiprocessing``: an orphan gets another parent."""
-    while os.getppid() == parent:
-        time.sleep(LOOK_S)
     os._exit(1)

@@ -1,43 +1,37 @@
-"""What the first process of a run writes while the run goes on: rows, checkpoints, and the record at the end."""
+"""What a run leaves in its folder while it goes on, and where it stands when it starts again.
+
+The first process of a run writes: rows, checkpoints, and the record at the end.
+"""
 
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from lightning import Fabric
+from lightning.fabric.loggers.csv_logs import CSVLogger
 
-from benchmark.config import Run
+from benchmark.config import Run, differences
 from benchmark.federation import checkpoint
-from benchmark.federation.checkpoint_files import save_plain
-from benchmark.federation.loop import Federation, RoundCallback
+from benchmark.federation.checkpoint_files import REMEDY, save_plain
+from benchmark.federation.collectives import from_first, on_first, wait_for_all
+from benchmark.federation.loop import Federation
+from benchmark.federation.store import discard_states
 from benchmark.launch.signals import check_stopped
+from benchmark.runs.code_identity import by_other_code, by_other_revision, code_version, revision
 from benchmark.runs.exported import WEIGHTS
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.loggers import Mirror, mirror_run
-from benchmark.runs.states import CHECKPOINT
-from datamodules.common.errors import BenchError, ConfigError, DataError, Stopped
+from benchmark.runs.records import code_versions, revisions
+from benchmark.runs.states import CHECKPOINT, other_data
+from datamodules.common.errors import BenchError, ConfigError, DataError, RunError, Stopped
+from datamodules.partition.partition import stored_hash
+
+MESSAGE_BYTES = 1 << 28
 
 
-class Bystander:
-    """Stands in for the recorder in all processes but the first, which write nothing."""
-
-    @property
-    def callbacks(self) -> list[RoundCallback]:
-        """What the federation calls after each round."""
-        return []
-
-    def say(self, text: str) -> None:
-        """Nothing: the first process speaks for all."""
-
-    def finish(self, federation: Federation) -> None:
-        """Nothing."""
-
-    def fail(self, error: Exception, run: Run) -> None:
-        """Nothing: the process that has launched the others records their errors."""
-
-
-class Recorder(Bystander):
+class Recorder:
     """Writes each evaluated round to the run's folder and to its mirror, and a checkpoint when one is due.
 
     It holds the state at the end of the last round. Later rounds leave those tensors alone, so it can be saved at any
@@ -53,11 +47,6 @@ class Recorder(Bystander):
         self.files, self.mirror = files, mirror
         self.checkpoint = checkpoint.Checkpoint(files.path / CHECKPOINT, every_s)
         self.state: dict[str, Any] | None = None
-
-    @property
-    def callbacks(self) -> list[RoundCallback]:
-        """The recorder itself."""
-        return [self]
 
     def say(self, text: str) -> None:
         """Print a line about the run on stderr."""
@@ -77,7 +66,6 @@ class Recorder(Bystander):
     def save(self) -> None:
         """Write a checkpoint of the end of the last round, unless it has been written."""
         if self.state is not None:
-            self.files.check_claim()
             self.checkpoint.save({**self.state, "origin": self.files.origin})
             self.files.saved(self.state["round"])
             self.state = None
@@ -95,7 +83,6 @@ class Recorder(Bystander):
             ways = ", ".join(f"{count:,} {way}" for way, count in taken.items())
             self.say(f"steps of clients in slots, in this process: {ways}")
         weights = {name: value.cpu() for name, value in federation.server.items()}
-        self.files.check_claim()
         save_plain(self.files.path / WEIGHTS, weights)
         self.state, confusion = None, federation.confusion
         record = self.files.finish(federation.averaged, None if confusion is None else confusion.tolist())
@@ -109,10 +96,10 @@ class Recorder(Bystander):
 
 
 @contextmanager
-def recording(fabric: Fabric, run: Run, files: RunFolder) -> Iterator[Bystander]:
-    """The recorder of this process. A run that is stopped saves the end of its last round."""
+def recording(fabric: Fabric, run: Run, files: RunFolder) -> Iterator[Recorder | None]:
+    """The recorder of this process, in the first one. A run that is stopped saves the end of its last round."""
     if not fabric.is_global_zero:
-        yield Bystander()
+        yield None
         return
     with mirror_run(run, files.path) as mirror:
         recorder = Recorder(files, mirror, run.config.runtime.checkpoint_every_s)
@@ -121,3 +108,135 @@ def recording(fabric: Fabric, run: Run, files: RunFolder) -> Iterator[Bystander]
         except (KeyboardInterrupt, Stopped):
             recorder.save_before_stop()
             raise
+
+
+def is_complete(run: Run) -> bool:
+    """Whether the run has its complete record.
+
+    Raises:
+        ConfigError: the record was made under other defaults, from another partition file or images of the user's, or
+            by another version of the method's code.
+    """
+    config, path = run.config, run.folder
+    if not (path / "record.json").exists():
+        return False
+    record = RunFolder(path).record()
+    if changed := differences(record["config"], config):
+        raise ConfigError(f"{path}: {'; '.join(changed)}. Delete the folder to run it again")
+    if record["status"] != "complete":
+        return False
+    split = config.data.init_args.get("partition_file")
+    if split and stored_hash(split) != record.get("partition_hash"):
+        raise ConfigError(f"{split} has changed since {path} was made; delete that folder to run it again")
+    if other := other_data(config, record):
+        raise ConfigError(f"{other} has changed since {path} was made; delete that folder to run it again")
+    if by_other_code(run, record):
+        other = (
+            f"{path} was made by other code of {config.method.name}, {' and '.join(revisions(record))} "
+            f"(code {', '.join(code_versions(record))}), than is there now, {revision(run)} (code {code_version()}); "
+            "delete the folder or give --overwrite to run it again, or give another --results_dir to keep both"
+        )
+        if by_other_revision(run, record):
+            raise ConfigError(other)
+        warnings.warn(other, stacklevel=2)
+    checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
+    discard_states(path)
+    return True
+
+
+def resume(fabric: Fabric, federation: Federation, files: RunFolder, recorder: Recorder | None) -> None:
+    """Continue from the run's checkpoint, in every process, or start at the first round if there is none.
+
+    Args:
+        fabric: launched.
+        federation: of the run, at its beginning.
+        files: its folder, opened in the first process.
+        recorder: of this process; the first one's has the checkpoint.
+
+    Raises:
+        RunError: the checkpoint is not this run's, or rows that were written before it are missing or changed.
+    """
+    saved = _broadcast(fabric, on_first(fabric, lambda: _load(recorder, federation)))
+    if saved is not None:
+        federation.load_state_dict(saved)
+    wait_for_all(fabric)
+    on_first(fabric, lambda: _take_up(recorder, federation, saved))
+
+
+def _load(recorder: Recorder | None, federation: Federation) -> dict[str, Any] | None:
+    """The checkpoint that the run continues from. One that does not say where it comes from (an old one) is trusted.
+
+    Raises:
+        RunError: it is of another run or partition, or lacks something of the run.
+    """
+    assert recorder is not None
+    saved, path = recorder.checkpoint.load(), recorder.checkpoint.path
+    if saved is None:
+        return None
+    checkpoint.check(saved, path)
+    origin, ours = saved.get("origin") or {}, recorder.files.origin
+    for key in ("run_id", "partition_hash"):
+        if origin and origin[key] != ours[key]:
+            raise RunError(
+                f"{path}: its {key} is {origin[key]} (code {origin['code_version']}), not {ours[key]}; {REMEDY}"
+            )
+    if mismatch := _mismatch(saved, federation):
+        raise RunError(f"{path}: {mismatch}; {REMEDY}")
+    return saved
+
+
+def _take_up(recorder: Recorder | None, federation: Federation, saved: Mapping[str, Any] | None) -> None:
+    """Bring what the first process writes back to the round that the run continues with."""
+    assert recorder is not None
+    files, rows = recorder.files, None if saved is None else saved.get("rows")
+    if saved is not None:
+        recorder.checkpoint.taken_up(federation.state_dict())
+    files.rewind(federation.round, rows)
+    files.saved(federation.round)
+    _log_again(federation, files)
+    if saved is not None:
+        recorder.say(f"continues from round {federation.round + 1} of {federation.rounds}")
+        if files.of_edited_code:
+            recorder.say("the code of its method has changed since it began; its record names both versions")
+        if rows is None:
+            recorder.say("its checkpoint is of an older version and cannot vouch for its rows")
+
+
+def _log_again(federation: Federation, files: RunFolder) -> None:
+    """Give the CSV logger the rounds before a resume: it starts its file over."""
+    csv = [logger for logger in federation.fabric.loggers if isinstance(logger, CSVLogger)]
+    if csv:
+        for row in files.rows():
+            federation.log(row, csv)
+
+
+def _broadcast(fabric: Fabric, saved: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The first process's checkpoint, in every process.
+
+    No message is much larger than ``MESSAGE_BYTES``, or than what one client keeps.
+    """
+    if fabric.world_size == 1:
+        return saved
+    parts = checkpoint.divided(saved, MESSAGE_BYTES) if saved is not None else []
+    count = fabric.broadcast(len(parts))
+    if count == 0:
+        return None
+    received = [from_first(fabric, parts[number] if parts else {}) for number in range(count)]
+    return checkpoint.joined(received)
+
+
+def _mismatch(saved: Mapping[str, Any], federation: Federation) -> str:
+    """What of a checkpoint is not of this run: its round, or tensors of the server or a client; empty if nothing."""
+    if saved["round"] > federation.rounds:
+        return f"round is {saved['round']}, after the last of {federation.rounds}"
+    own = federation.method.tensors("personal")
+    floating = {name: value for name, value in federation.server.items() if value.is_floating_point()}
+    begun = saved["round"] > federation.rounds - federation.average_last
+    parts = [("server", saved["server"], federation.server)]
+    parts += [("summed", saved.get("summed", {}), floating if begun else {})]
+    parts += [(f"clients.{client}", tensors, own) for client, (tensors, _) in saved["clients"].items()]
+    for where, found, known in parts:
+        shapes, ours = ({name: value.shape for name, value in one.items()} for one in (found, known))
+        if strange := [name for name in ours | shapes if shapes.get(name) != ours.get(name)]:
+            return f"{where}.{strange[0]} is missing, unknown, or of another shape"
+    return ""

@@ -13,13 +13,11 @@ from string import Template
 from benchmark.config import Run, check_folder, to_yaml
 from benchmark.files import write_atomic
 from benchmark.launch.signals import STOPPED
-from benchmark.registry import one_line
 from datamodules.common.errors import ConfigError, RunError
 
 FOLDER = "slurm"
 LIST = "runs.txt"
 SCRIPT = "job.sh"
-TOO_LARGE = "Invalid job array specification"  # what sbatch says beyond ``MaxArraySize``, which is 1001 by default
 
 JOB = Template(
     """\
@@ -31,7 +29,6 @@ JOB = Template(
 #SBATCH --requeue
 #SBATCH --signal=USR1@120
 
-# Made by `$command`.
 # Each task runs $bundle of the configurations of $list, one after the other; one that fails stops no other. When SLURM
 # stops it, for a more urgent job or at the end of its time, the program saves and ends with code $stopped. The task
 # then goes back to the queue, and continues there.
@@ -124,8 +121,6 @@ def write(runs: Sequence[Run], name: str, results: Path, array: Array | None = N
         write_atomic(configs[-1], text)
     write_atomic(folder / LIST, "".join(f"{config}\n" for config in configs))
     script = folder / SCRIPT
-    log = str(folder).replace("%", "%%") + "/%A_%a.log"  # SLURM puts numbers or names where a single percent sign is
-    command = one_line(shlex.join(["python", "-m", "benchmark", *sys.argv[1:]]))  # a second line would be executed
     write_atomic(
         script,
         JOB.substitute(
@@ -133,11 +128,10 @@ def write(runs: Sequence[Run], name: str, results: Path, array: Array | None = N
             array=array.spelled(len(runs)),
             bundle=array.bundle,
             folder=shlex.quote(str(folder)),
-            log=shlex.quote(log),
+            log=shlex.quote(f"{folder}/%A_%a.log"),
             list=LIST,
             python=shlex.quote(sys.executable),
             stopped=STOPPED,
-            command=command,
         ),
     )
     return script
@@ -176,7 +170,5 @@ def submit(script: Path, options: str, trial: bool = False) -> str:
         raise ConfigError(f"--slurm {options!r}: {error}") from None
     done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     if done.returncode:
-        fewer = "; a cluster limits the tasks of an array: give --slurm_bundle, for several runs per task"
-        told = done.stderr.strip()
-        raise RunError(f"`{shlex.join(command)}` failed: {told}{fewer if TOO_LARGE in told else ''}")
+        raise RunError(f"`{shlex.join(command)}` failed: {done.stderr.strip()}")
     return done.stdout.strip().partition(";")[0]

@@ -18,9 +18,8 @@ from benchmark.federation.assembly import assemble, make
 from benchmark.federation.collectives import on_first, wait_for_all
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.federation.store import Store, discard_states, states_folder
-from benchmark.launch.process import die_with_parent, keep_memory
-from benchmark.launch.recorder import Bystander, recording
-from benchmark.launch.resume import is_complete, resume
+from benchmark.launch.process import die_with_parent, keep_memory, os_exit_raises
+from benchmark.launch.recorder import Recorder, is_complete, recording, resume
 from benchmark.launch.signals import STOPPED, check_stopped, stoppable
 from benchmark.runs import loggers
 from benchmark.runs.data_provenance import data_provenance
@@ -73,39 +72,43 @@ def _run_unless_complete(fabric: Fabric, run: Run) -> None:
         raise
 
 
-def _run(fabric: Fabric, run: Run, files: RunFolder, recorder: Bystander) -> None:
+def _run(fabric: Fabric, run: Run, files: RunFolder, recorder: Recorder | None) -> None:
     """The run from where it stands to its complete record. An error is recorded, whatever it is.
 
     Raises:
         RunError: the method or the data set has ended the program, or raised what is no ``Exception``.
     """
     try:
-        federation = _make_federation(fabric, run, files, recorder)
-        resume(fabric, federation, files, recorder)
-        federation.run()
-        recorder.finish(federation)
-        wait_for_all(fabric)
+        with os_exit_raises():
+            federation = _make_federation(fabric, run, files, recorder)
+            resume(fabric, federation, files, recorder)
+            federation.run()
+            if recorder:
+                recorder.finish(federation)
+            wait_for_all(fabric)
     except (KeyboardInterrupt, Stopped):
         raise
     except BaseException as error:
         check_stopped()  # processes that others have left may fail before the signal that was sent to all reaches them
         failure = error if isinstance(error, Exception) else RunError(f"{files.path}: {_unusual_end(error)}")
-        recorder.fail(failure, run)
+        if recorder:
+            recorder.fail(failure, run)
         if failure is error:
             raise
         raise failure from error
 
 
-def _make_federation(fabric: Fabric, run: Run, files: RunFolder, recorder: Bystander) -> Federation:
+def _make_federation(fabric: Fabric, run: Run, files: RunFolder, recorder: Recorder | None) -> Federation:
     """The run at its beginning, with its record opened."""
     runtime = run.config.runtime
     method, data = make(run, fabric.device)
-    callbacks: list[RoundCallback | Callback] = [*recorder.callbacks, *loggers.callbacks(runtime.callbacks)]
+    callbacks: list[RoundCallback | Callback] = [*filter(None, [recorder]), *loggers.callbacks(runtime.callbacks)]
     store = Store(_client_memory(runtime), states_folder(files.path, fabric.global_rank))
     federation = assemble(run, method, data, fabric, callbacks, store)
     known = {**data_provenance(data), "client_state_bytes": federation.client_state_bytes}
     on_first(fabric, lambda: files.open(run, known))
-    recorder.say(_summary(run.config, federation))
+    if recorder:
+        recorder.say(_summary(run.config, federation))
     return federation
 
 

@@ -1,11 +1,13 @@
 """What a machine can take: cores, threads, and memory for processes."""
 
 import os
+import time
 
 from datamodules.common import system
 from datamodules.common.errors import ConfigError
 
 PROCESS_BYTES = 400_000_000  # memory of a process without data: Python, torch and Lightning
+LOOKS, LOOK_S = 5, 0.02
 MOST_PER_CORE = 4  # processes; more than one already slows the others down
 
 
@@ -14,6 +16,22 @@ def cores() -> int:
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = cpu_share()
     return own if share is None else max(1, min(own, int(share)))
+
+
+def idle_cores() -> int:
+    """Cores that no program is using at the moment, at least 1; all of them if the system does not tell.
+
+    All threads of a process wait for the slowest one, which may wait for a core, at the end of every operation.
+    """
+    running = []
+    for _ in range(LOOKS):
+        try:
+            told = (system.ROOT / "proc" / "loadavg").read_text().split()[3]
+        except (OSError, IndexError):
+            return cores()
+        running.append(int(told.partition("/")[0]))
+        time.sleep(LOOK_S)
+    return max(1, min(cores(), (os.cpu_count() or 1) + 1 - min(running)))  # this thread is running, too
 
 
 def cpu_share() -> float | None:

@@ -235,10 +235,8 @@ class Mirror:
 
 
 def _confusion(lines: Sequence[str]) -> dict[str, Any]:
-    """Convert a record's confusion matrix to W&B's chart of counts, and to an image in percent of each true class."""
+    """Convert a record's confusion matrix to W&B's chart of counts."""
     import wandb
-    from matplotlib.figure import Figure
-    from sklearn.metrics import ConfusionMatrixDisplay
 
     matrix = np.array([line.split() for line in lines], dtype=int)
     cells = [[str(t), str(p), int(count)] for (t, p), count in np.ndenumerate(matrix)]
@@ -249,13 +247,7 @@ def _confusion(lines: Sequence[str]) -> dict[str, Any]:
         {name: name for name in names},
         {"title": "Confusion matrix of the last model"},
     )
-    side, many = max(5, len(matrix) / 6), len(matrix) > 12  # inches; many classes leave no room for numbers
-    figure = Figure(figsize=(side, side), layout="constrained")
-    figure.suptitle("Percent of each true class")
-    look: Any = {"cmap": "Blues", "values_format": ".0f", "colorbar": False}
-    shares = ConfusionMatrixDisplay(100 * matrix / matrix.sum(axis=1, keepdims=True).clip(1))
-    shares.plot(ax=figure.subplots(), include_values=not many, xticks_rotation=90 if many else 0, **look)
-    return {"confusion": chart, "confusion_image": wandb.Image(figure)}
+    return {"confusion": chart}
 
 
 def _has_key() -> bool:

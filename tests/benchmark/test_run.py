@@ -254,26 +254,6 @@ def test_missing_data_is_missed_before_processes_start(tmp_path, monkeypatch):
         fit(configuration(tmp_path, runtime__devices=2, **{**SHORT, "data": mine}))
 
 
-def test_precision_of_fabric_run(tmp_path, monkeypatch):
-    """``fabric run --precision`` is part of the run's identity; without it the configuration's counts."""
-    monkeypatch.setenv("LT_CLI_USED", "1")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    config = configuration(tmp_path, **{**SHORT, "rounds": 1})
-    monkeypatch.setattr(run, "worker_main", lambda fabric, text: made.append((fabric._precision.precision, text)))
-    made = []
-    fit(config.replace(precision="bf16-mixed"))
-    monkeypatch.setenv("LT_PRECISION", "bf16-mixed")
-    path = fit(config)
-    monkeypatch.setenv("LT_PRECISION", "16-mixed")
-    with pytest.raises(ConfigError, match="fabric run takes bfloat16 for 16-mixed on a CPU"):
-        fit(config)
-    assert [precision for precision, _ in made] == ["bf16-mixed"] * 2
-    assert made[0][1] == made[1][1]
-    assert path == config.replace(precision="bf16-mixed").folder
-    with pytest.raises(ConfigError, match="'cvs'"):
-        fit(config.replace(runtime=replace(config.config.runtime, logger="cvs")))
-
-
 def test_precisions(tmp_path):
     """Double precision is double throughout and agrees with single; 16 bits keep weights in single."""
     weights, paths = {}, set()

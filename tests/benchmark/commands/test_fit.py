@@ -170,8 +170,8 @@ def test_overwrite_deletes_nothing_for_a_run_that_could_not_start(here, fitted, 
 def test_one_of_several_processes_deletes_nothing(here, fitted, monkeypatch, capsys):
     fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--seed", "1"]
     assert main(fit) == 0
-    monkeypatch.setenv("LT_CLI_USED", "1")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for name in ("TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "2")
     assert main([*fit, "--overwrite"]) == 2
     assert "delete the run's folder" in capsys.readouterr().err and (fitted[0].folder / "record.json").exists()
 

@@ -1,5 +1,6 @@
 """Where runs take place."""
 
+import os
 from dataclasses import replace
 
 import torch
@@ -31,6 +32,9 @@ def test_auto_places_long_runs_on_all_cores(tmp_path, machine, monkeypatch):
     assert where(rounds=4_000, model="wrn28_2", model_args__depth=10) == (6, 1)
     assert where(rounds=4_000, data__side=224) == (1, 8)
     assert where(rounds=4_000, data__side=224, model="vit_tiny_scratch") == (1, 8)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    machine.write(proc__loadavg="6.00 6.00 6.00 7/100 4711")
+    assert where(rounds=10) == (1, 2) and where(rounds=4_000) == (6, 1), "other programs run on six of them"
 
 
 def test_auto_does_not_take_a_short_run_on_data_of_unknown_size_for_a_long_one(tmp_path, machine):

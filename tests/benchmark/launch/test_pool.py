@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,9 +56,6 @@ def fit(run):
             raise ZeroDivisionError("seed 666 " + 100_000 * "!")
         if config.seed == 667:
             raise RunError("a known problem")
-        if config.seed == 700:
-            (files.path / "metrics.jsonl").write_text('{"rou\\n' * 3)
-            files.rows()
         if config.seed == 998:
             ctypes.CDLL(None)._exit(0)  # past everything that Python could do about it
         if config.seed == 999:
@@ -161,14 +157,6 @@ def test_runs_that_go_on_at_once_share_the_memory_for_states(tmp_path, fake, mac
     assert memory(4) == {"auto"}
 
 
-def test_runs_one_by_one_are_as_their_runtime_says(tmp_path, fake):
-    runs = planned(tmp_path, 1, 667, 998, 2)
-    outcomes = run_all(runs, 1, 0, Display(len(runs), quiet()), fake)
-    assert [outcome.status for outcome in outcomes] == ["complete", "failed", "failed", "complete"]
-    assert outcomes[1].message == "a known problem" and not (runs[0].folder / LOG).exists()
-    assert read_record(runs[0].folder)["environment"]["devices"] == "auto"
-
-
 def test_one_run_in_a_process_of_its_own(tmp_path, fake):
     """What becomes of it is what becomes of a call; an exit with code 0 before its end is an error."""
     whole, leaves, fails, held = planned(tmp_path, 1, 998, 667, 2)
@@ -193,42 +181,12 @@ def test_runs_at_once_have_gpus_of_their_own(tmp_path, fake, monkeypatch):
     assert default_jobs(Runtime(accelerator="cpu")) == (cores(), 0)
 
 
-def test_a_run_on_another_machine_is_busy_and_untouched(tmp_path, fake):
-    """Where locks do not reach from one machine to the other."""
-    (run,) = planned(tmp_path, 1)
-    there = RunFolder(run.folder)
-    there.open(run, FACTS)
-    (there.path / "run.lock").write_text('{"pid": 1, "host": "another-machine"}')
-    before = (there.path / "record.json").read_bytes()
-    outcomes = run_all([run], 1, 0, Display(1, quiet()), fake)
-    assert seed_status(outcomes) == {1: "busy"} and "process 1 on another-machine" in outcomes[0].message
-    assert (there.path / "record.json").read_bytes() == before
-
-
 def test_a_run_that_another_process_holds_is_busy_and_untouched(tmp_path, fake):
     (run,) = planned(tmp_path, 1)
     with run_lock(run.folder):
         outcomes = run_all([run], 1, 0, Display(1, quiet()), fake)
     assert seed_status(outcomes) == {1: "busy"} and "is working on this run" in outcomes[0].message
     assert state(run.folder) == "missing"
-
-
-def test_attempt_records_a_failure_that_came_before_the_record(tmp_path, fake):
-    def fails(run):
-        raise RunError("no data")
-
-    (run,) = planned(tmp_path, 1)
-    assert attempt(run, fails) == ("failed", "no data")
-    assert state(run.folder) == "failed"
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_one_damaged_run_does_not_end_the_others(tmp_path, fake, jobs):
-    runs = planned(tmp_path, 1, 700, 2, 3)
-    outcomes = run_all(runs, jobs, 0, Display(len(runs), quiet()), fake)
-    assert seed_status(outcomes) == {1: "complete", 700: "failed", 2: "complete", 3: "complete"}
-    (message,) = [outcome.message for outcome in outcomes if outcome.status == "failed"]
-    assert "metrics.jsonl: line 1 is damaged; restore the file" in message and "delete the folder" in message
 
 
 def test_a_damaged_record_beside_a_checkpoint_does_not_end_the_others(tmp_path, fake):
@@ -240,35 +198,6 @@ def test_a_damaged_record_beside_a_checkpoint_does_not_end_the_others(tmp_path, 
     (path / "record.json").write_text("{")
     outcomes = run_all(runs, 2, 0, Display(len(runs), quiet()), fake)
     assert seed_status(outcomes) == {1: "failed", 2: "complete"}
-
-
-def test_a_log_that_cannot_be_written_is_that_runs_failure(tmp_path, fake):
-    runs = planned(tmp_path, 1, 2, 3)
-    (runs[0].folder / LOG).mkdir(parents=True)
-    outcomes = run_all(runs, 2, 0, Display(len(runs), quiet()), fake)
-    assert seed_status(outcomes) == {1: "failed", 2: "complete", 3: "complete"}
-    (message,) = [outcome.message for outcome in outcomes if outcome.status == "failed"]
-    assert message.startswith("IsADirectoryError") and LOG in message
-
-
-def test_attempt_where_nothing_can_be_written_still_says_what_went_wrong(tmp_path, fake):
-    def fails(run):
-        raise RunError("no data")
-
-    (run,) = planned(tmp_path, 1)
-    (tmp_path / "r").write_text("a file in place of the folder of results")
-    assert attempt(run, fails) == ("failed", "no data")
-
-
-def test_attempt_leaves_a_record_that_cannot_be_read(tmp_path, fake):
-    def fails(run):
-        raise RunError("no data")
-
-    (run,) = planned(tmp_path, 1)
-    run.folder.mkdir(parents=True)
-    (run.folder / "record.json").write_text("{")
-    assert attempt(run, fails) == ("failed", "no data")
-    assert (run.folder / "record.json").read_text() == "{"
 
 
 def test_attempt_never_touches_a_complete_record(tmp_path, fake):
@@ -393,15 +322,6 @@ def test_display_in_a_terminal_shows_a_line_per_run(tmp_path, fake):
     assert "1/2" in text and "acc 33.00" in text and "1/A/low1 +1 seed 1" in text
 
 
-def test_display_in_a_terminal_shows_a_name_as_it_is(tmp_path, fake):
-    (run,) = planned(tmp_path, 1)
-    console = Console(file=io.StringIO(), width=200, force_terminal=True)
-    with Display(1, console) as display:
-        display.start(replace(run, cells=("1/A/mine [/ours]",)))
-        display.live.refresh()
-    assert "1/A/mine [/ours] seed 1" in console.file.getvalue()
-
-
 def test_display_in_a_log_says_now_and_then_where_a_long_run_is(tmp_path, fake):
     (run,) = planned(tmp_path, 1)
     folder_ = RunFolder(run.folder)
@@ -415,16 +335,3 @@ def test_display_in_a_log_says_now_and_then_where_a_long_run_is(tmp_path, fake):
     first, second = console.file.getvalue().splitlines()
     assert "0 of 2 rounds, for 0.0 s" in first  # also before the first round has ended
     assert "1 of 2 rounds, acc 33.00" in second
-
-
-def test_display_reads_no_more_than_the_last_row(tmp_path, fake):
-    """It looks twice a second, and a run may have thousands of rows."""
-    (run,) = planned(tmp_path, 1)
-    path = run.folder
-    path.mkdir(parents=True)
-    (path / "metrics.jsonl").write_text("not looked at\n" * 10 + '{"round": 0, "acc": 33.0}\n{"round": 1, "ac')
-    console = quiet()
-    with Display(1, console, every_s=0.0) as display:
-        display.start(run)
-        display.tick()
-    assert console.file.getvalue().count("1 of 2 rounds, acc 33.00") == 1

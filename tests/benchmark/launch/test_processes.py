@@ -2,7 +2,6 @@
 
 import os
 import sys
-from importlib.metadata import entry_points
 
 import pytest
 
@@ -11,7 +10,7 @@ from benchmark.launch.recorder import Recorder
 from benchmark.run import fit
 from benchmark.runs.records import read_record
 from datamodules.common.errors import RunError
-from runs import MIXED, OPTIONS, ROOT, SHORT, assert_same_run, configuration
+from runs import MIXED, OPTIONS, SHORT, assert_same_run, configuration
 from two_processes import forks, free_port
 
 
@@ -66,7 +65,7 @@ def test_two_processes_share_the_norm_statistics(tmp_path, quick_processes):
     small = {"depth": 10, "width": 1}
     server = {"data__scenario": "server", "data__num_labels": 20, "data__pipeline": "randaugment_uniform", "rounds": 2}
     short = {"method__local_epochs": 1, "method__server_pretrain": 0, "roster__participants": 2}
-    options = {"method": "fl2", "model": "wrn28_2", "model_args": small, "method__sbn_batch": 60, **server, **short}
+    options = {"method": "fl2", "model": "wrn28_2", "model_args": small, **server, **short}
     one, two = (fit(configuration(tmp_path / str(n), runtime__devices=n, **options)) for n in (1, 2))
     assert_same_run(two, one)
 
@@ -84,7 +83,7 @@ def as_one_of_four(rank, port, words, told):
 
 @pytest.mark.timeout(300)
 def test_torchrun_on_two_nodes_gives_the_same_record(tmp_path, reference):
-    """Its processes, without its launchers, which import for much longer than the run takes; ``fabric run`` has one."""
+    """Its processes, without its launchers, which import for much longer than the run takes."""
     options = {**OPTIONS, **MIXED, "results_dir": tmp_path}
     del options["runtime.devices"]  # torchrun says how many there are
     words = [w for k, v in options.items() for w in (f"--{k.removeprefix('runtime.')}", str(v))]
@@ -99,38 +98,6 @@ def test_torchrun_on_two_nodes_gives_the_same_record(tmp_path, reference):
     assert "".join(file.read_text() for file in told).count(str(path)) == 1, "one of the processes speaks for all"
     environment = read_record(path)["environment"]
     assert (environment["devices"], environment["num_nodes"]) == (2, 2)
-    assert_same_run(path, reference)
-
-
-def as_fabric(words, place):
-    """The whole of a process that is Lightning's launcher; what it and its processes print goes to a file."""
-    os.chdir(place)
-    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    for stream in (1, 2):
-        os.dup2(os.open(f"told.{stream}", os.O_WRONLY | os.O_CREAT), stream)
-    sys.argv = words
-    (command,) = entry_points(group="console_scripts", name="fabric")
-    command.load()()
-
-
-@pytest.mark.timeout(300)
-def test_fabric_run_gives_the_same_record(tmp_path, reference):
-    """``fabric run --devices 2 benchmark/run.py ...`` as a user types it."""
-    options = {**OPTIONS, **MIXED, "results_dir": tmp_path}
-    for name in ("devices", "accelerator"):
-        del options[f"runtime.{name}"]
-    words = [w for k, v in options.items() for w in (f"--{k.removeprefix('runtime.')}", str(v))]
-    launcher = ["fabric", "run", "--accelerator", "cpu", "--devices", "2", "--main-port", str(free_port())]
-    process = forks().Process(
-        target=as_fabric, args=([*launcher, str(ROOT / "benchmark" / "run.py"), *words], tmp_path)
-    )
-    process.start()
-    process.join()
-    told, errors = ((tmp_path / f"told.{stream}").read_text() for stream in (1, 2))
-    assert process.exitcode == 0, told + errors
-    path = configuration(tmp_path, **MIXED).folder
-    assert told.count(str(path)) == 1, "one of the processes speaks for all"
-    assert read_record(path)["environment"]["devices"] == 2
     assert_same_run(path, reference)
 
 

@@ -1,11 +1,13 @@
 """How fast a run goes, and what it would continue from."""
 
+import io
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from benchmark.config import Run, RunConfig, Runtime, resolve
-from benchmark.launch.progress import Pace, continuation, rounds_done
+from benchmark.launch.progress import Display, continuation, rounds_done
 from benchmark.registry import ClassSpec
 from benchmark.runs.folder import RunFolder
 
@@ -19,23 +21,21 @@ def run(tmp_path):
     return Run.of(config, "1/A/low")
 
 
-def test_pace_is_that_of_the_rounds_seen(run):
-    pace = Pace(run, begun=0.0, said=0.0)
-    assert pace.note(None, 5.0) == ""
-    pace.see(1, 10.0)  # what came before it, and the first round, are no measure
-    assert (pace.seconds_per_round(), pace.left(10.0)) == (None, None)
-    pace.see(1, 11.0)
-    pace.see(3, 14.0)
-    assert pace.seconds_per_round() == 2.0
-    assert pace.left(14.0) == 2.0 * 97 and pace.left(15.0) == 2.0 * 97 - 1
-    assert pace.note(12.5, 14.0) == "acc 12.50, 2 s per round, 3 min left"
-
-
-def test_a_run_that_continues_is_measured_from_where_it_continues(run):
-    pace = Pace(run, begun=0.0, said=0.0)
-    for done, now in ((50, 1.0), (40, 2.0), (41, 6.0)):  # ten rounds have to be done again
-        pace.see(done, now)
-    assert pace.seconds_per_round() == 4.0 and pace.done == 41
+def test_a_log_tells_the_pace_of_the_rounds_that_were_seen(run, monkeypatch):
+    """Those before an interruption are no measure."""
+    now, console = [0.0], Console(file=io.StringIO(), width=200)
+    monkeypatch.setattr("benchmark.launch.progress.time.monotonic", lambda: now[0])
+    display = Display(1, console, every_s=0.0)
+    display.live.get_time = lambda: now[0]
+    display.start(run)
+    files = RunFolder(run.folder, heartbeat_s=0)
+    files.open(run, FACTS)
+    for done, now[0] in ((50, 1.0), (51, 4.0), (53, 10.0)):
+        files.beat(done)
+        display.tick()
+    lines = console.file.getvalue().splitlines()
+    assert "50 of 100 rounds, for 1.0 s" in lines[0]
+    assert "53 of 100 rounds, 3 s per round" in lines[-1] and "2 min left" in lines[-1], lines
 
 
 def test_rounds_between_evaluations_count(run):

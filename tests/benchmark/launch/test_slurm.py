@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -167,14 +166,6 @@ def test_a_task_finds_data_and_results_wherever_it_runs(tmp_path, tiny, monkeypa
     assert (runtime.data_dir, runtime.results_dir) == (f"{tmp_path}/../d", f"{tmp_path}/results")
 
 
-def test_the_log_of_a_task_is_beside_its_script_whatever_the_folder_is_called(tmp_path, tiny):
-    """SLURM would put the user's name in place of ``%u``."""
-    runs = list(suite.load(str(tiny())).plan("quick").runs.values())
-    script = slurm.write(runs, "tiny-quick", tmp_path / "50%unlabelled")
-    log = str(script.parent).replace("%", "%%")
-    assert f"#SBATCH --output={log}/%A_%a.log\n" in script.read_text()
-
-
 @pytest.mark.parametrize(
     ("task", "codes", "ran", "ends"),
     [
@@ -219,26 +210,6 @@ def test_an_array_without_tasks_is_refused(bundle, at_once, option):
         slurm.Array(bundle, at_once)
 
 
-@pytest.mark.parametrize("sign", ["\n", "\r", "\x00", "\x1b", "\u2028"])
-def test_a_folder_whose_name_breaks_the_line_is_refused(tmp_path, tiny, sign):
-    runs = list(suite.load(str(tiny())).plan("quick").runs.values())
-    with pytest.raises(ConfigError, match=r"--results_dir .*touch executed"):
-        slurm.write(runs, "tiny-quick", tmp_path / f"results{sign}touch executed; '")
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
-
-
-def test_the_command_that_a_script_mentions_is_not_executed(tmp_path, tiny, monkeypatch):
-    """Whatever its arguments hold: the script says on one line what it was made by."""
-    runs = list(suite.load(str(tiny())).plan("quick").runs.values())
-    command = ["fssl-bench", "table", "--slurm", "--time=1\ntouch executed\r\x0btouch executed too\n`touch three`"]
-    monkeypatch.setattr(sys, "argv", command)
-    script = slurm.write(runs, "tiny-quick", tmp_path / "results")
-    (line,) = [line for line in script.read_text().splitlines() if "executed" in line]
-    assert line.startswith("# Made by `python -m benchmark table --slurm ")
-    subprocess.run(["bash", script], cwd=tmp_path, capture_output=True, env={"PATH": os.environ["PATH"]})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["results", "tiny.yaml"]
-
-
 def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path, tiny):
     """Its tasks may still wait, and read their line of the list when they start."""
     runs = list(suite.load(str(tiny())).plan("quick").runs.values())
@@ -265,54 +236,10 @@ def test_what_sbatch_refuses_is_told_in_its_words(tmp_path, monkeypatch):
         slurm.submit(tmp_path / "job.sh", "--partition=none")
 
 
-def test_an_array_that_the_cluster_finds_too_large(tmp_path, monkeypatch):
-    sbatch = tmp_path / "sbatch"
-    refusal = "sbatch: error: Batch job submission failed: Invalid job array specification"
-    sbatch.write_text(f"#!/bin/sh\necho {refusal} >&2\nexit 1\n")
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(RunError, match=r"Invalid job array specification; .*--slurm_bundle"):
-        slurm.submit(tmp_path / "job.sh", "")
-
-
-def test_sbatch_may_answer_in_another_encoding(tmp_path, monkeypatch):
-    sbatch = tmp_path / "sbatch"
-    sbatch.write_bytes("#!/bin/sh\necho 'sbatch: error: partition ungültig' >&2\nexit 1\n".encode("latin-1"))
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(RunError, match=r"ung.ltig"):
-        slurm.submit(tmp_path / "job.sh", "")
-
-
 def test_options_of_sbatch_with_a_quote_left_open(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
     with pytest.raises(ConfigError, match=r"--slurm .*: No closing quotation"):
         slurm.submit(tmp_path / "job.sh", "--comment='mine")
-
-
-def test_submitting_needs_sbatch(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(ConfigError, match="no sbatch"):
-        slurm.submit(tmp_path / "job.sh", "")
-
-
-@pytest.mark.timeout(300)
-def test_an_array_runs_what_is_missing_and_gives_the_records_of_a_single_process(tmp_path, tiny, cluster, capfd):
-    path, results, ours = tiny(), tmp_path / "array", tmp_path / "here"
-    assert _table(path, results, "--threads", "1", "--slurm=--partition=low --ntasks=1") == 0
-    assert "submitted 2 runs as job array" in capfd.readouterr().out
-    runs = suite.load(str(path)).plan("quick").runs.values()
-    folders = [results / "runs" / run.folder.name for run in runs]
-    _until(lambda: all((one / "weights.pt").exists() and not _queue() for one in folders), "the array")
-    assert _table(path, results, "--threads", "1", "--slurm", "") == 0, "nothing is left to submit"
-    assert "nothing was missing" in capfd.readouterr().out
-    assert _table(path, ours, "--threads", "1", "--jobs", "1") == 0
-    for one in folders:
-        assert _rows(one) == _rows(ours / "runs" / one.name)
-
-
-def _queue():
-    return _lines("squeue", "--noheader", "--format=%i")
 
 
 @pytest.mark.timeout(300)
@@ -324,25 +251,9 @@ def test_a_task_that_is_preempted_saves_goes_back_to_the_queue_and_continues(tmp
     _until(lambda: rows.exists() and len(rows.read_text().splitlines()) >= 3, "the first rounds")
     urgent = ["sbatch", "--partition=high", "--nodes=1", "--ntasks=2", f"--output={tmp_path}/urgent.log", "--wrap=true"]
     subprocess.run(urgent, check=True, capture_output=True)
-    _until(lambda: not _queue(), "both jobs")
+    _until(lambda: not _lines("squeue", "--noheader", "--format=%i"), "both jobs")
     (log,) = results.glob("slurm/tiny-quick-*/*.log")
     told = log.read_text()
     assert "stopped by SIGTERM" in told and "continues from round" in told, told
     assert _table(path, ours, "--seeds", "0", "--threads", "1", "--jobs", "1") == 0
     assert _rows(rows.parent) == _rows(ours / "runs" / rows.parent.name)
-
-
-@pytest.mark.timeout(300)
-def test_two_nodes_with_two_processes_each_give_the_bits_of_one(tmp_path, tiny, cluster):
-    run = next(iter(suite.load(str(tiny(rounds=3))).plan("quick").runs.values()))
-    config = slurm.write([run], "tiny", tmp_path).with_name(f"{run.id}.yaml")
-    fit = [sys.executable, "-m", "benchmark", "fit", "--config", str(config), "--threads", "1", "--wandb", "off"]
-    srun = ["srun", "--partition=low", "--nodes=2", "--ntasks-per-node=2"]
-    subprocess.run(
-        [*srun, *fit, "--devices", "2", "--num_nodes", "2", "--results_dir", tmp_path / "four"],
-        check=True,
-        timeout=PATIENCE_S,
-    )
-    subprocess.run([*fit, "--results_dir", tmp_path / "one"], check=True)
-    name = run.folder.name
-    assert _rows(tmp_path / "four/runs" / name) == _rows(tmp_path / "one/runs" / name)

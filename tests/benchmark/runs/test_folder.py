@@ -1,21 +1,15 @@
 """Run folders: what is on disk after every step, kills, resumes and failures."""
 
-import errno
 import json
-import os
-import resource
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmark.config import Run, RunConfig, Runtime, from_yaml, identity
-from benchmark.files import write_atomic
 from benchmark.runs import folder as folder_module
 from benchmark.runs.code_identity import by_other_code, code_version, revision
-from benchmark.runs.environment import environment
 from benchmark.runs.folder import RunFolder, discard
 from benchmark.runs.lock import RunLocked, run_lock
 from benchmark.runs.records import read_record, revisions
@@ -171,15 +165,6 @@ def test_the_uncommitted_changes_are_kept_beside_the_record(tmp_path, monkeypatc
     assert [file.read_text() for file in tmp_path.glob("uncommitted-*.patch")] == ["a patch\n"]
 
 
-def test_skipped_updates_are_counted_in_the_record(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.open(RUN, FACTS)
-    for number in range(4):
-        folder.append(row(number, **({"skipped": number} if number else {})))
-    assert folder.finish()["skipped"] == 3
-    assert whole_run(tmp_path / "none").record()["skipped"] == 0
-
-
 def test_a_folder_without_a_run_is_forgotten(tmp_path):
     folder = RunFolder(tmp_path / "run")
     with folder.lock():
@@ -202,13 +187,6 @@ def test_rows_only_go_forward(tmp_path):
         folder.finish()
 
 
-def test_numbers_that_are_not_finite_become_null(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.open(RUN, FACTS)
-    folder.append(row(0, auc=float("nan"), loss=float("inf")))
-    assert folder.rows()[0]["auc"] is None and folder.rows()[0]["loss"] is None
-
-
 def test_heartbeat_is_written_but_not_at_every_row(tmp_path):
     folder = RunFolder(tmp_path, heartbeat_s=3600)
     folder.open(RUN, FACTS)
@@ -221,25 +199,6 @@ def test_heartbeat_is_written_but_not_at_every_row(tmp_path):
     record = folder.record()
     assert record["rounds"]["done"] == 3 and record["status"] == "running"
     assert record["timing"]["updated"] > json.loads(before)["timing"]["updated"]
-
-
-def test_the_heart_beats_during_a_long_round_while_the_lock_is_held(tmp_path):
-    folder = RunFolder(tmp_path, heartbeat_s=0.01)
-    with folder.lock():
-        time.sleep(0.05)
-        assert not (tmp_path / "record.json").exists()
-        folder.open(RUN, FACTS)
-        before = folder.record()["timing"]
-        deadline = time.monotonic() + 20
-        while folder.record()["timing"]["updated"] == before["updated"] and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert folder.record()["timing"]["updated"] > before["updated"]
-        for number in range(4):
-            folder.append(row(number))
-        folder.finish()
-    record = folder.record()
-    time.sleep(0.05)
-    assert folder.record() == record and record["status"] == "complete"
 
 
 def test_a_failure_keeps_its_traceback(tmp_path):
@@ -257,13 +216,6 @@ def test_a_failure_keeps_its_traceback(tmp_path):
     whole = RunFolder(tmp_path)
     whole.open(RUN, FACTS)
     assert whole.record()["status"] == "running" and whole.record()["error"] is None
-
-
-def test_a_failure_before_the_record_was_opened(tmp_path):
-    RunFolder(tmp_path / "none").fail(ValueError("x"))
-    assert not (tmp_path / "none").exists()
-    RunFolder(tmp_path / "some").fail(ValueError("x"), RUN)
-    assert read_record(tmp_path / "some")["status"] == "failed"
 
 
 def test_a_failure_that_another_process_records_keeps_all_facts(tmp_path):
@@ -304,17 +256,6 @@ def test_a_failure_that_cannot_be_recorded_is_no_further_error(tmp_path, read_on
     assert (tmp_path / "record.json").read_bytes() == before
 
 
-def test_a_full_disk_leaves_the_old_file_and_no_half_one(tmp_path, monkeypatch):
-    def full(handle):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    write_atomic(tmp_path / "record.json", "old")
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_atomic(tmp_path / "record.json", "new")
-    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("record.json", "old")]
-
-
 def test_records_do_not_tell_the_folders_of_the_machine(tmp_path):
     """Records are shared; where data and results lay is nobody's business."""
     runtime = Runtime(data_dir="/home/secret/data", results_dir="/home/secret/results", devices=1)
@@ -323,23 +264,6 @@ def test_records_do_not_tell_the_folders_of_the_machine(tmp_path):
     text = "".join(file.read_text() for file in tmp_path.iterdir())
     assert '"devices": 1' in text
     assert "secret" not in text
-
-
-def test_a_run_on_the_cpu_does_not_wake_the_gpu(monkeypatch):
-    def waken(*_):
-        raise AssertionError("asked a GPU")
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    for name in ("get_device_name", "device_count"):
-        monkeypatch.setattr(torch.cuda, name, waken)
-    found = environment()
-    assert (found["gpu"], found["gpus"], found["tf32"]) == (None, 0, False)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    found = environment()
-    assert (found["gpu"], found["gpus"]) == ("H200", 2)
 
 
 def test_a_discarded_run_leaves_nothing(tmp_path):
@@ -358,21 +282,6 @@ def test_a_run_that_goes_on_is_not_discarded(tmp_path):
     with run_lock(paths[1]), pytest.raises(RunLocked, match="busy"):
         discard(paths)
     assert [state(path) for path in paths] == ["complete"] * 3
-
-
-def test_more_runs_are_discarded_than_a_process_may_have_open_files(tmp_path):
-    most = max(map(int, os.listdir("/proc/self/fd"))) + 10
-    paths = [tmp_path / str(number) for number in range(most)]
-    for path in paths:
-        path.mkdir()
-        (path / "config.yaml").touch()
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
-    try:
-        discard(paths)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert not any((path / "config.yaml").exists() for path in paths)
 
 
 @pytest.mark.parametrize("deleted", range(1, 5))

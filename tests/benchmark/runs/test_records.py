@@ -12,7 +12,7 @@ from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import last_row, read_record, readings, validate
 from benchmark.runs.states import state
 from datamodules.common.errors import RunError
-from run_folders import FACTS, RUN, change, row, stripped, whole_run
+from run_folders import FACTS, RUN, change, row, whole_run
 
 
 def averaged_run(path, reading):
@@ -66,21 +66,6 @@ def test_a_row_has_percentages_and_finite_numbers(tmp_path, text):
     (tmp_path / "metrics.jsonl").write_text(f'{{"round": 0, {text}}}\n{{"round": 1, "acc": 5.0}}\n')
     with pytest.raises(RunError, match="line 1 is not a row"):
         records.read_rows(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["bytes_up", "bytes_down"])
-def test_bytes_are_not_negative(tmp_path, name):
-    whole_run(tmp_path)
-    change(tmp_path, lambda record: record.update({name: -1}))
-    with pytest.raises(RunError, match=name):
-        read_record(tmp_path)
-
-
-def test_two_runs_are_equal_byte_for_byte_but_for_clock_and_environment(tmp_path):
-    whole_run(tmp_path / "a")
-    whole_run(tmp_path / "b")
-    assert stripped(tmp_path / "a") == stripped(tmp_path / "b")
-    assert (tmp_path / "a/metrics.jsonl").read_bytes() != (tmp_path / "b/metrics.jsonl").read_bytes()
 
 
 def test_equal_runs_have_equal_digests(tmp_path):
