@@ -4,6 +4,8 @@ The source folder is the root of the repository, so that links between pages als
 Neither building nor viewing the site needs a network.
 """
 
+import csv
+import io
 import os
 import re
 import sys
@@ -22,7 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # `python` of notebooks
 OURS = ("benchmark", "methods", "datamodules")
 OTHERS = {"torch", "lightning", "numpy", "pandas", "jsonargparse", "rich", "pydantic_core", "markupsafe"}
-OTHERS |= {"matplotlib", "pytest", "Figure", *sys.stdlib_module_names}
+OTHERS |= {"matplotlib", "pytest", "Figure", "PIL", *sys.stdlib_module_names}
+FIELDS = {"pydantic", "annotated_types", "FieldInfo", "Ge", "Le", "AllowInfNan", "NoneType", r"\d+"}  # of records
 
 project = "fssl-bench"
 author = "The fssl-bench authors"
@@ -44,7 +47,6 @@ exclude_patterns = [
     ".*",
     "data",
     "build",
-    "site",
     "tests",
     "results/runs",
     "docs/examples",
@@ -53,12 +55,12 @@ exclude_patterns = [
 highlight_language = "none"  # indented blocks are commands and their output
 nitpicky = True
 # Pages of Python and of other packages are not looked up, since a build needs no network; the second line has parts of
-# aliases, and names outside __all__.
+# aliases, private bases, and names outside __all__.
 nitpick_ignore_regex = [
-    (r"py:.*", rf"({'|'.join(OTHERS)})([.\[].*)?"),
+    (r"py:.*", rf"({'|'.join(OTHERS | FIELDS)})([.\[].*)?"),
     (
         r"py:.*",
-        r"nn\.Module|(dict|list|tuple)\[.*|.*\.(Found|Thing|Facts|Allocation)",
+        r"nn\.Module|(dict|list|tuple)\[.*|.*\.(_\w+|Found|Thing|Facts|Allocation)",
     ),
 ]
 
@@ -84,6 +86,7 @@ html_title = "fssl-bench"
 html_static_path = ["_static"]
 html_extra_path = ["_extra"]
 html_css_files = ["site.css"]
+html_js_files = ["sort.js"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
@@ -153,8 +156,50 @@ def by_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.
     return found
 
 
+def listed(package: str, without: str | None) -> str:
+    """A section for each module of a package that has something to read."""
+    names = {file.stem for file in (ROOT / package.replace(".", "/")).glob("*.py")}
+    names -= {"__init__", "__main__", "test_contract", without}
+    return "\n\n".join(f"module {package}.{name}" for name in sorted(names))
+
+
+def cells(file: Path) -> str:
+    """The cells of a result table that have runs, with the ids of these."""
+    with file.open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    if "runs" not in rows[0]:
+        return ""
+    shown = [row for row in rows if row["n"] not in {"", "0"}]
+    every = list(rows[0])
+    names = [*every[: every.index("ours")], "ours", "ci95", "n", "published", "status", "runs"]
+    names = [name for name in names if any(row.get(name) for row in shown)]
+    out = io.StringIO()
+    csv.writer(out).writerows([names, *([row[name] for name in names] for row in shown)])
+    return (
+        "\n\n## Cells and their runs\n\nA run's folder is `results/runs/*-<id>`.\n\n"
+        f"```{{csv-table}}\n:header-rows: 1\n:class: cells\n\n{out.getvalue()}```\n"
+    )
+
+
+def fill(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Add to a page what is generated: the modules of a package; the pictures, files and cells of a result table."""
+    if docname.startswith("docs/api/"):
+        source[0] = re.sub(
+            r"^modules of (\S+)(?: without (\S+))?$", lambda found: listed(found[1], found[2]), source[0], flags=re.M
+        )
+        module = r"## \1\n\n```{eval-rst}\n.. automodule:: \1\n```"
+        source[0] = re.sub(r"^module (\S+)$", module, source[0], flags=re.M)
+    if docname.startswith("results/tables/"):
+        table = ROOT / docname
+        pictures = "".join(f"![{one.stem}]({one.name})\n\n" for one in sorted(table.parent.glob(f"{table.name}*.svg")))
+        files = f"All numbers: [CSV]({table.name}.csv). For a paper: [LaTeX]({table.name}.tex).\n\n"
+        source[0] = re.sub(r"^##", f"{files}{pictures}##", source[0], count=1, flags=re.M)
+        source[0] += cells(table.with_suffix(".csv"))
+
+
 def setup(app: Sphinx) -> None:
     """Register our transform and handlers."""
+    app.connect("source-read", fill)
     app.add_transform(LinksToCode)
     app.connect("autodoc-process-docstring", docstring)
     app.connect("missing-reference", by_name)

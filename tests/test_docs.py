@@ -1,5 +1,6 @@
-"""The documentation site: it has every module, its notebooks run, it builds without a warning and opens offline."""
+"""The site: it has every module and every result, its notebooks run, it builds without a warning and opens offline."""
 
+import csv
 import os
 import re
 import runpy
@@ -25,16 +26,6 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 HERE = {"PYTHONPATH": str(ROOT), "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
 HERE |= {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
-
-
-def test_the_reference_has_every_module() -> None:
-    """Each once, but for those that hold nothing to read: packages, what starts the program, the tests of a plugin."""
-    files = [file for package in ("benchmark", "methods", "datamodules") for file in (ROOT / package).rglob("*.py")]
-    modules = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
-    wanted = {one for one in modules if not re.search(r"__(init|main)__$|^benchmark\.perf\.|\.test_contract$", one)}
-    pages = [page.read_text(encoding="utf-8") for page in DOCS.glob("api/*.md")]
-    found = [module for page in pages for module in re.findall(r"^\.\. automodule:: (\S+)$", page, flags=re.M)]
-    assert sorted(found) == sorted(wanted | {"methods.models"})
 
 
 def executed(
@@ -93,6 +84,25 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **HERE}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return out / "html"
+
+
+def test_the_reference_has_every_module(site: Path) -> None:
+    """But for those that hold nothing to read: packages, what starts the program, the tests of a plugin."""
+    files = [file for package in ("benchmark", "methods", "datamodules") for file in (ROOT / package).rglob("*.py")]
+    modules = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+    wanted = {one for one in modules if not re.search(r"__(init|main)__$|^benchmark\.perf\.|\.test_contract$", one)}
+    pages = [page.read_text(encoding="utf-8") for page in site.glob("docs/api/*.html")]
+    found = {module for page in pages for module in re.findall(r'id="module-([\w.]+)"', page)}
+    assert found == wanted | {"methods.models"}
+
+
+def test_a_result_page_has_its_picture_its_files_and_the_runs_of_its_cells(site: Path) -> None:
+    page = (site / "results/tables/rscfed-paper.html").read_text(encoding="utf-8")
+    with (ROOT / "results/tables/rscfed-paper.csv").open(encoding="utf-8") as stream:
+        runs = [row["runs"] for row in csv.DictReader(stream) if int(row["n"])]
+    assert runs and all(one in page for one in runs)
+    assert re.search(r"<img [^>]*rscfed-paper-1-CIFAR-100\.svg", page)
+    assert re.search(r'href="[^"]*rscfed-paper\.csv"', page) and re.search(r'href="[^"]*rscfed-paper\.tex"', page)
 
 
 def is_page(file: Path) -> bool:
@@ -173,3 +183,17 @@ def test_the_search_finds_a_method(page: Any, site: Path) -> None:
     page.wait_for_function("document.querySelector('.search-summary').textContent.includes('found')")
     found = page.locator("#search-results li a").all_inner_texts()
     assert "RSCFed (CVPR 2022)" in found and "methods.rscfed.RSCFed" in found
+
+
+def test_a_click_sorts_a_table(page: Any, site: Path) -> None:
+    """By number, the largest first, then the smallest; rows without one stay at the end."""
+    page.goto((site / "results/tables/text-board-leaderboard.html").as_uri())
+    table = page.locator(".table-wrapper table").first
+    head = table.locator("th").filter(has_text="Δ to FedAvg")
+    column = head.evaluate("head => head.cellIndex")
+    for sign in (-1, 1):
+        head.click()
+        cells = [row.locator("td").nth(column).inner_text() for row in table.locator("tbody tr").all()]
+        values = [float(cell.split()[0]) for cell in cells if cell]
+        assert values == sorted(values, key=lambda value: sign * value) and len(set(values)) > 3
+        assert cells[-1] == "" and all(cells[:-1])

@@ -194,15 +194,6 @@ def test_a_data_set_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert np.array_equal(found["data"].test_images.numpy(), 255 - arrays["x_test"])
 
 
-@pytest.mark.parametrize(("given", "passed"), [([], False), (["TABLES=1"], True)])
-def test_make_runs_all_tables_or_those_that_are_named(given: list[str], passed: bool) -> None:
-    """``TABLES`` reaches the command, which otherwise runs all."""
-    command = ["env", "-u", "MAKEFLAGS", "make", "-n", "bench-table1", *given]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "-m benchmark table --paper rscfed --scale quick" in done.stdout
-    assert ("--tables 1" in done.stdout) == passed
-
-
 def test_excerpts_are_what_the_committed_tables_say() -> None:
     """The blocks of the README are made from records, as the tables are, and are as new."""
     blocks = re.findall(r"<!-- excerpt:([\w-]+)-(\w+)/([\w-]+):begin -->\n(.*?)\n<!-- excerpt", README, flags=re.S)
@@ -220,37 +211,6 @@ def test_the_readme_says_what_the_board_resolves() -> None:
     for resolution in lines.groupby("setting")["resolution"].first():
         assert f" {resolution:.1f} " in board
     assert set(lines["n"]) == {20} and "20 seeds" in board
-
-
-def test_the_quick_table_has_the_bounds_and_the_lowest_cell_of_a_suite(tmp_path: Path) -> None:
-    """Rows that wait and other metrics do not count; the rest of the page stays as it is."""
-    cells = [("SVHN", "fedavg_lower", "acc", 60.0, 2.0), ("SVHN", "fedavg_upper", "acc", 90.0, 1.0)]
-    cells += [("ISIC", "fedavg_lower", "acc", 65.0, 3.0), ("ISIC", "rscfed", "acc", 55.0, 8.0)]
-    cells += [("ISIC", "rscfed", "auc", 5.0, 9.0), ("ISIC", "fedirm", "acc", None, None)]
-    frame = pd.DataFrame(cells, columns=["dataset", "method", "metric", "ours", "ci95"])
-    frame = frame.assign(table="1", n=[3, 3, 3, 2, 2, 0], runs=[f"run{n}" for n in range(6)])
-    frame.to_csv(tmp_path / "rscfed-quick.csv", index=False)
-    page = tmp_path / "page.md"
-    page.write_text((ROOT / "docs/results.md").read_text(encoding="utf-8"), encoding="utf-8")
-    runpy.run_path(str(ROOT / "docs/quick.py"))["main"](tmp_path, page)
-    before, text, after = re.split(r"<!-- quick:(?:begin|end) -->\n", page.read_text(encoding="utf-8"))
-    assert (before + after).split() == re.sub(
-        r"<!-- quick:begin -->.*<!-- quick:end -->",
-        "",
-        (ROOT / "docs/results.md").read_text(encoding="utf-8"),
-        flags=re.S,
-    ).split()
-    *_, line = text.strip().splitlines()
-    assert [cell.strip() for cell in line.strip("|").split("|")] == [
-        "`rscfed`",
-        "4, 2 to 3",
-        "60.0 to 65.0",
-        "90.0 to 90.0",
-        "rscfed (table 1, as ISIC): 55.0",
-        "2.5 points, in the worst cell 8.0",
-    ]
-    with pytest.raises(SystemExit, match="no table of scale quick: run `make bench-table1"):
-        runpy.run_path(str(ROOT / "docs/quick.py"))["main"](tmp_path / "elsewhere", page)
 
 
 def test_the_curves_of_excerpts_are_those_of_the_committed_runs() -> None:
@@ -278,18 +238,11 @@ def test_pages_of_quick_runs_are_not_committed() -> None:
     assert committed("results/tables/*-quick*") == []
 
 
-def test_make_targets_exist() -> None:
-    """``make`` commands name targets of the Makefile."""
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = {word for line in re.findall(r"\bmake ([a-z0-9-]+)", README) for word in [line]}
-    assert {"install", "test", "bench-table1"} <= targets
-    for target in targets:
-        assert re.search(rf"^{target}:", makefile, flags=re.M), target
-
-
 @pytest.mark.parametrize(
     ("target", "words"),
     [
+        ("bench-table1", ["-m benchmark table --paper rscfed --scale quick"]),
+        ("bench-table1 TABLES=1", ["--tables 1"]),
         ("bench-table1 METHODS=a,b SEEDS=1,2 ARGS=--dry-run", ["--methods a,b", "--seeds 1,2", "--dry-run"]),
         ("perf-gpu METHODS=a,b ARGS=--trial", ["gpu:a:b", "--trial"]),
         ("perf-gpu", ["gpu:fedavg"]),
