@@ -66,6 +66,8 @@ class SideFile:
         Raises:
             ConfigError: an entry of the file is not valid, or another process keeps it locked.
         """
+        if not entries:
+            return
         path = self.path(scale)
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = SoftFileLock(path.with_name(f".{path.name}.lock"), PATIENCE_S)
