@@ -200,7 +200,7 @@ def test_missing_published_values_are_told_before_anything_is_run(here, fitted, 
     assert "published values are missing: there is no nothing.csv" in capsys.readouterr().err and fitted == []
 
 
-@pytest.mark.parametrize("kind", ["tuned", "admitted", "verified"])
+@pytest.mark.parametrize("kind", ["tuned", "admitted"])
 def test_a_damaged_file_beside_the_suite_is_told_before_anything_is_run(here, fitted, capsys, kind):
     (here / kind).mkdir()
     (here / kind / "toy-quick.yaml").write_text("1/A/low: {torn\n")
