@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from benchmark.board.tune import is_done
 from benchmark.config import Run, Runtime, apply, from_dict
 from benchmark.launch import pool
 from benchmark.launch.progress import Display
-from benchmark.launch.recorder import is_complete
 from benchmark.report.statistics import late_rise
 from benchmark.runs.environment import hardware
 from benchmark.runs.folder import RunFolder
@@ -109,13 +109,13 @@ def admit(suite: Suite, scale: str, runtime: Runtime, jobs: int) -> dict[str, An
 
     Raises:
         ConfigError: the suite is part of an installed package, or a complete run was made by other code of its method
-            (``is_complete``); or see ``candidates``.
+            (``is_done``); or see ``candidates``.
         RunError: a run failed or did not end; nothing is written.
     """
     suite.check_writable("verdicts", "admit")
     asked = candidates(suite, scale, runtime)
     every = {run.id: run for one in asked for runs in one.runs.values() for run in runs}
-    missing = [run for run in every.values() if not is_complete(run)]
+    missing = [run for run in every.values() if not is_done(run)]
     if missing:
         _, gpus = pool.default_jobs(runtime)
         pool.run_all(missing, jobs, gpus, Display(len(missing)))

@@ -5,16 +5,17 @@ nothing is run.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmark.board import tune
 from benchmark.config import Run, differences
-from benchmark.federation.assembly import make_data
+from benchmark.federation.assembly import hidden_labels_seen, make_data
 from benchmark.runs.records import Record, code_versions, read_record
 from benchmark.suites.places import Place, places, places_of
+from benchmark.suites.plan import Row
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import NOT_FINITE, BenchError, ConfigError
 
@@ -51,7 +52,7 @@ class Checker:
         self.seeds: dict[str, set[int]] = {}
         self._places: dict[str, list[Place]] = {}
         self._partitions: dict[str, str] = {}
-        self._tuned: dict[str, list[str]] = {}
+        self._of_row: dict[tuple[str, str], list[str]] = {}
 
     def problems(self, path: Path) -> list[str]:
         """What is wrong with a run, each with its remedy; empty if it follows the rules."""
@@ -72,10 +73,32 @@ class Checker:
             return [*found, _no_row(record, self._places[scale])]
         if path.resolve().name != own[0].run.folder.name:
             found.append(f"its folder should be named {own[0].run.folder.name}; another one is not found by the tables")
-        for place in own:
+        meant = self._meant(own)
+        for place in meant:
             self.seeds.setdefault(place.name, set()).add(place.run.config.seed)
-            found += self._tuning(place)
-        return found + self._partition(own[0].run, record) + _oracle(own[0].run)
+        try:
+            found += self._partition(own[0].run, record)
+            found += [one for place in meant for one in self._once(place, self._hidden_labels)]
+            found += [one for place in meant for one in self._once(place, self._tuning)]
+        except BenchError as error:
+            found.append(f"it cannot be made here: {error}")
+        return found
+
+    def _meant(self, own: list[Place]) -> list[Place]:
+        """The rows that a record is handed in for: one that nobody has begun to tune is none if it has another row."""
+        return [one for one in own if not _is_tuned(one) or one.row.full_name in one.suite.tuned.own(one.scale)] or own
+
+    def _once(self, place: Place, problems: Callable[[Place], list[str]]) -> list[str]:
+        """The problems of a row, looked for with the first of its runs."""
+        key = problems.__name__, place.name
+        if key not in self._of_row:
+            self._of_row[key] = problems(place)
+        return self._of_row[key]
+
+    def _hidden_labels(self, place: Place) -> list[str]:
+        """Refuse a method that sees labels which a ranked setting hides."""
+        here = place.run.replace(runtime=replace(place.run.config.runtime, data_dir=self.data_dir))
+        return [f"its method sees {labels}; that is no record" for labels in unfair(place.suite, place.row, here)]
 
     def _partition(self, run: Run, record: Record) -> list[str]:
         """Compare the record's partition with the one that the suite's run draws."""
@@ -84,11 +107,8 @@ class Checker:
         key = json.dumps([data.class_path, data.init_args, seed], sort_keys=True)
         if key not in self._partitions:
             here = run.replace(runtime=replace(run.config.runtime, data_dir=self.data_dir))
-            try:
-                drawn = make_data(here)
-                drawn.setup()
-            except BenchError as error:
-                return [f"its partition cannot be drawn here: {error}"]
+            drawn = make_data(here)
+            drawn.setup()
             self._partitions[key] = drawn.partition.hash
         if record["partition_hash"] == self._partitions[key]:
             return []
@@ -99,29 +119,35 @@ class Checker:
 
     def _tuning(self, place: Place) -> list[str]:
         """Compare the rates beside the suite with those that the rule chooses from what was tried."""
-        if tune.FOLDER not in place.suite.scale(place.scale):
+        if not _is_tuned(place):
             return []
-        if place.name not in self._tuned:
-            self._tuned[place.name] = self._choice(place)
-        return self._tuned[place.name]
-
-    def _choice(self, place: Place) -> list[str]:
         suite, scale, row = place.suite, place.scale, place.row
         where = f"{suite.tuned.path(scale)}, {row.full_name}"
-        given = suite.tuned.entries(scale).get(row.full_name, {})
-        try:
-            made, missing, tried = tune.retraced(suite, scale, row)
-        except BenchError as error:
-            return [str(error)]
-        found = []
-        if missing:
-            found.append(f"{where}: no trial of the rule with {'; '.join(missing)}; tune it")
+        given = suite.tuned.own(scale).get(row.full_name, {})
+        made, missing, tried = tune.retraced(suite, scale, row)
+        found = [f"{where}: no trial of the rule with {'; '.join(missing)}; tune it"] if missing else []
         for name, value in (made or {}).items():
             if given.get(name) != value:
                 found.append(f"{where}: {name} is {given.get(name)}, but the trials give {value}; tune it again")
         if tried > MOST_CONFIGURATIONS:
             found.append(f"{where}: {tried} configurations were tried; the rules allow {MOST_CONFIGURATIONS}")
         return found
+
+
+def unfair(suite: Suite, row: Row, run: Run) -> list[str]:
+    """The hidden labels that a run of a row sees, in words, if the suite ranks it; its data are set up.
+
+    Raises:
+        BenchError: see ``hidden_labels_seen``.
+    """
+    (table,) = [one for one in suite.tables if one.number == row.table]
+    return hidden_labels_seen(run) if suite.ranked and row.method not in table.bounds else []
+
+
+def _is_tuned(place: Place) -> bool:
+    """Whether the rules of today choose the row's rates."""
+    (table,) = [one for one in place.suite.tables if one.number == place.row.table]
+    return place.suite.scale(place.scale).get(tune.FOLDER) is not None and not table.untuned
 
 
 def _no_row(record: Record, known: Sequence[Place]) -> str:
@@ -134,11 +160,3 @@ def _no_row(record: Record, known: Sequence[Place]) -> str:
     apart = min(alike, key=len)
     told = "; ".join(apart[:MOST_TOLD]) or f"run id {record['run_id']}"
     return f"no row of a suite has its configuration; the nearest differs ({told}); run it as the suite has it"
-
-
-def _oracle(run: Run) -> list[str]:
-    """Refuse a method that sees labels which the setting keeps from everybody."""
-    kept = run.config.data.init_args.get("validation")
-    if kept and getattr(run.class_of("method"), "uses_validation", False):
-        return [f"its method has `uses_validation` and sees {kept} labels that the setting keeps from everybody"]
-    return []

@@ -125,7 +125,7 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
 
     Raises:
         ConfigError: the suite is part of an installed package, or a complete trial was made by other code of its method
-            (``is_complete``); or see ``trial``.
+            (``is_done``); or see ``trial``.
         RunError: a trial failed for a reason other than its rate; there is no choice for its row, but for all others.
     """
     suite.check_writable("choices", "tune")
@@ -158,7 +158,7 @@ def _run(
 ) -> list[tuple[Trial, Run]]:
     """Run trials and keep their scores; returns what has none in the end."""
     missing = [(one, run) for one in planned for run in one.runs if score_of(run, kept[one.row.full_name]) is None]
-    runs = {run.id: run for _, run in missing if not is_complete(run)}
+    runs = {run.id: run for _, run in missing if not is_done(run)}
     if runs:
         _, gpus = pool.default_jobs(planned[0].runs[0].config.runtime)
         pool.run_all(list(runs.values()), jobs, gpus, Display(len(runs)))
@@ -168,6 +168,20 @@ def _run(
     suite.tuned.add(scale, {name: {"trials": kept[name]} for name in {one.row.full_name for one, _, _ in found}})
     told = {run.id for _, run, _ in found}
     return [(one, run) for one, run in missing if run.id not in told]
+
+
+def is_done(run: Run) -> bool:
+    """Whether a run is complete, for a board: one by other code is refused, though its numbers may be the same.
+
+    Raises:
+        ConfigError: the run was made by other code, or see ``is_complete``.
+    """
+    if state(run.folder) == "complete" and by_other_code(run, read_record(run.folder)):
+        raise ConfigError(
+            f"{run.folder} was made by other code of {run.config.method.name} than is there now; delete the folder or "
+            "give --overwrite to run it again"
+        )
+    return is_complete(run)
 
 
 def _entry(one: Trial, run: Run) -> dict[str, Any] | None:

@@ -19,11 +19,9 @@ from benchmark.commands.common import (
     refuse,
     runtime_of,
 )
-from benchmark.files import dump_yaml, read_yaml, write_atomic
-from benchmark.registry import KINDS, find_class
 from benchmark.suites import side_files
 from benchmark.suites.suite import Suite, load
-from datamodules.common.errors import ConfigError, RunError
+from datamodules.common.errors import RunError
 
 ABOUT = (
     "Give a method a row in a setting of a leaderboard: tune its learning rate by the rules, run its seeds and "
@@ -48,18 +46,16 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     """Run the command; returns its exit code."""
     refuse({name: value for name, value in dotted.items() if not name.startswith("method.")}, "enter")
-    from benchmark.board.tune import tune
+    from benchmark.board.enter import enter
+    from benchmark.board.tune import is_done, tune
     from benchmark.launch import pool
     from benchmark.launch.progress import Display
-    from benchmark.launch.recorder import is_complete
     from benchmark.report import leaderboard
     from benchmark.report.settings import settings
 
     runtime = runtime_of(options)
-    path, label = _written(options, dotted)
-    suite = load(str(path))
+    suite, own = enter(options.paper, options.table, options.method, dotted, options.scale, runtime)
     jobs, gpus = jobs_and_gpus(options, runtime)
-    own = [row for row in suite.matching([f"{options.table}/*"], options.scale) if row.method == label]
     seeds = numbers(options.seeds, "--seeds")
 
     def folders(suite: Suite) -> list[Path]:
@@ -71,7 +67,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
         forget_trials(suite, options.scale, own, runtime, folders(suite))
     tune(suite, options.scale, own, runtime, jobs)
 
-    suite = load(str(path))  # with what was chosen
+    suite = load(str(suite.file))  # with what was chosen
     plan = suite.plan(options.scale, seeds, runtime)
     tables = [table.number for table in suite.tables if options.table in (table.number, table.untuned)]
     wanted = suite.select(plan, tables)
@@ -81,48 +77,14 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     for note in made_by_other_code((one, record) for one in wanted if (record := plan.found[one.id].record)):
         print(note, file=sys.stderr)
     missing = [
-        one
-        for one in wanted
-        if plan.found[one.id].state != "complete" or (one.id in of_method and not is_complete(one))
+        one for one in wanted if plan.found[one.id].state != "complete" or (one.id in of_method and not is_done(one))
     ]
     outcomes = pool.run_all(missing, jobs, gpus, Display(len(missing))) if missing else []
     plan.look_again()
     for setting in settings(suite, plan):
         if setting.table.number == options.table:
-            print(f"\n{leaderboard.standing(setting, label)}\n\n{leaderboard.comparison(setting)}")
-    print(f"\nthe row is described by {path}, what was tried by {suite.tuned.path(options.scale)}")
+            print(f"\n{leaderboard.standing(setting, own[0].method)}\n\n{leaderboard.comparison(setting)}")
+    print(f"\nthe row is described by {suite.file}, what was tried by {suite.tuned.path(options.scale)}")
     if bad := [one for one in outcomes if one.status != "complete"]:
         raise RunError(f"{len(bad)} runs have no result, first {bad[0].run.cells[0]}: {bad[0].message}")
     return 0
-
-
-def _written(options: Namespace, dotted: Mapping[str, Any]) -> tuple[Path, str]:
-    """The file of a suite that adds the method's row to the leaderboard, written if it is missing, and the row's label.
-
-    Raises:
-        ConfigError: the suite has no such setting or has the label already, or the file describes another row.
-    """
-    extended, label = load(options.paper), options.method.rpartition(".")[2]
-    find_class(options.method, KINDS["method"])
-    _check(extended, options.table, label)
-    paper = f"{extended.paper}-{label}"
-    spec = {
-        "extends": options.paper,
-        "paper": paper,
-        "labels": {label: {"method": options.method}},
-        "tables": {options.table: {"rows": [{"method": label, "set": dict(dotted)}]}},
-    }
-    path = Path(f"{paper}-{options.table}.yaml")
-    if not path.exists():
-        write_atomic(path, dump_yaml(spec))
-    elif read_yaml(path, "suite") != spec:
-        raise ConfigError(f"{path} describes another row than these options do; delete it, or rename it to keep both")
-    return path, label
-
-
-def _check(suite: Suite, table: str, label: str) -> None:
-    ranked = [one.number for one in suite.tables if one.reference]
-    if table not in ranked:
-        raise ConfigError(f"--table {table}: {suite.where} compares rows in {', '.join(ranked) or 'no table'}")
-    if label in suite.spec["labels"]:
-        raise ConfigError(f"{suite.where} has a row {label} already: give the class of the method another name")

@@ -508,12 +508,21 @@ def _load(paper: str, extending: tuple[Path, ...]) -> Suite:
         return Suite(spec, where, file.parent)
     name = str(spec.pop("extends"))
     extended = _load(str(file.parent / name) if name.endswith(SUFFIX) else name, (*extending, file.resolve()))
+    return extend(extended, spec, where, file.parent)
+
+
+def extend(extended: Suite, spec: Mapping[str, Any], where: str, folder: Path) -> Suite:
+    """A suite with what ``spec`` says on top of another one: rows of a table are added to it.
+
+    Raises:
+        ConfigError: it has the other one's name, or see ``Suite``.
+    """
     if str(spec.get("paper", extended.paper)) == extended.paper:
         raise ConfigError(
-            f"suite {paper}: give it a name of its own under `paper:`; "
-            f"under that of {name} it would overwrite its tables"
+            f"suite {where}: give it a name of its own under `paper:`; "
+            f"under that of {extended.where} it would overwrite its tables"
         )
-    return Suite(_on_top(extended.spec, spec), where, file.parent, extended)
+    return Suite(_on_top(extended.spec, spec), where, folder, extended)
 
 
 def _on_top(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from benchmark.cli import main
 from benchmark.files import read_yaml
 from benchmark.suites.suite import load
 from datamodules.common.errors import DataError
+from methods.fedavg import FedAvg
 from run_folders import change
 from toy_suite import BOARD
 
@@ -18,23 +19,25 @@ RUN = ["--wandb", "off", "--accelerator", "cpu", "--jobs", "1", "--paper", "boar
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A tuned board of one row, and its three runs."""
-    place = tmp_path_factory.mktemp("board")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        patch.setattr("benchmark.runs.folder.code_version", lambda: "abc123")
-        (place / "board.yaml").write_text(BOARD)
-        assert main(["tune", *RUN]) == main(["table", *RUN]) == 0
-    return place
+def kept(tmp_path_factory):
+    """Where ``place`` keeps what it has made."""
+    return tmp_path_factory.mktemp("checked") / "board"
 
 
 @pytest.fixture
-def place(made, tmp_path, monkeypatch):
-    """A copy of it to spoil, which is the working folder."""
+def place(kept, tmp_path, monkeypatch):
+    """A tuned board of one row and its three runs, to spoil, in the working folder; made once and copied."""
     copy = tmp_path / "copy"
-    shutil.copytree(made, copy)
+    if kept.exists():
+        shutil.copytree(kept, copy)
+        monkeypatch.chdir(copy)
+        return copy
+    copy.mkdir()
     monkeypatch.chdir(copy)
+    monkeypatch.setattr("benchmark.runs.folder.code_version", lambda: "abc123")
+    Path("board.yaml").write_text(BOARD)
+    assert main(["tune", *RUN]) == main(["table", *RUN]) == 0
+    shutil.copytree(copy, kept)
     return copy
 
 
@@ -115,6 +118,23 @@ def test_nothing_that_only_a_record_names_is_imported(place, capsys, monkeypatch
     assert "strange" not in sys.modules
 
 
+def test_labels_that_a_method_sees_are_told_though_its_class_does_not_say_so(place, capsys, monkeypatch):
+    monkeypatch.setattr(FedAvg, "uses_oracle", property(lambda self: True))
+    code, told = check(capsys)
+    assert code == 1 and "uses_oracle" in told and "3 runs, 1 problems" in told
+
+
+def test_a_row_at_its_papers_rates_needs_no_trial(place, capsys):
+    """Nor does a run that also belongs to a row of another suite which nobody has tuned."""
+    more = "  beside: {title: Beside, untuned: one}\nscales:"
+    Path("board.yaml").write_text(BOARD.replace("scales:", more))
+    load("board.yaml").tuned.path("quick").unlink()
+    assert check(capsys)[0] == 0
+    Path("board.yaml").write_text(BOARD)
+    code, told = check(capsys)
+    assert code == 1 and "no trial" in told
+
+
 def test_data_that_are_not_here(place, capsys, monkeypatch):
     """A partition that cannot be drawn is not taken for right."""
 
@@ -123,7 +143,7 @@ def test_data_that_are_not_here(place, capsys, monkeypatch):
 
     monkeypatch.setattr("few_digits.FewDigits.read", missing)
     code, told = check(capsys)
-    assert code == 1 and "cannot be drawn here: there is no file" in told
+    assert code == 1 and "cannot be made here: there is no file" in told
 
 
 def test_no_run(place, capsys):

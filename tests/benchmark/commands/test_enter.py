@@ -130,6 +130,26 @@ def test_what_cannot_be_entered(board, capsys, more, told):
     assert told in capsys.readouterr().err and not list(board.glob("board-*.yaml"))
 
 
+IN_INIT = """
+    def __init__(self, model, **base):
+        super().__init__(model, **base)
+        self.uses_oracle = True
+"""
+BY_PROPERTY = """
+    uses_validation = property(lambda self: True)
+"""
+
+
+@pytest.mark.parametrize(("declared", "more"), [(IN_INIT, ""), (BY_PROPERTY, ", data.validation: 50")])
+def test_a_method_that_sees_hidden_labels_is_not_entered(board, capsys, declared, more):
+    """It is asked as it stands, before any trial."""
+    (board / "board.yaml").write_text((board / "board.yaml").read_text().replace(", rounds: 2", f", rounds: 2{more}"))
+    (board / "mine_of_a_stranger.py").write_text(MINE + declared)
+    assert main([*ENTER, "--table", "one"]) == 2
+    assert "cannot be ranked" in capsys.readouterr().err
+    assert not list(board.glob("board-*.yaml")) and not (board / "results").exists()
+
+
 def test_another_row_is_not_overwritten(board, capsys):
     (board / "board-Mine-one.yaml").write_text(yaml.safe_dump({"extends": "board.yaml", "paper": "board-Mine"}))
     assert main([*ENTER, "--table", "one"]) == 2

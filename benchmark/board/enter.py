@@ -1,0 +1,59 @@
+"""A method's own row in a setting of a leaderboard."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmark.board.checking import unfair
+from benchmark.config import Runtime
+from benchmark.files import dump_yaml, read_yaml, write_atomic
+from benchmark.registry import KINDS, find_class
+from benchmark.suites.plan import Row
+from benchmark.suites.suite import Suite, extend, load
+from datamodules.common.errors import ConfigError
+
+
+def enter(
+    paper: str, table: str, method: str, options: Mapping[str, Any], scale: str, runtime: Runtime
+) -> tuple[Suite, list[Row]]:
+    """Write a suite that gives the method a row in a leaderboard, unless it is there already.
+
+    Args:
+        paper: the leaderboard's suite.
+        table: the setting.
+        method: name or dotted path.
+        options: of the method, such as ``{"method.lr": 0.1}``.
+        scale: one of the suite's.
+        runtime: where the data are.
+
+    Returns:
+        The suite, whose file is ``Suite.file``, and the method's rows in the table.
+
+    Raises:
+        ConfigError: the suite has no such setting or has the label already, the file describes another row, the method
+            sees labels that the setting hides, or it cannot be made.
+        DataError: the data are missing.
+    """
+    board, label = load(paper), method.rpartition(".")[2]
+    find_class(method, KINDS["method"])
+    ranked = [one.number for one in board.tables if one.reference]
+    if table not in ranked:
+        raise ConfigError(f"--table {table}: {board.where} compares rows in {', '.join(ranked) or 'no table'}")
+    if label in board.spec["labels"]:
+        raise ConfigError(f"{board.where} has a row {label} already: give the class of the method another name")
+    spec = {
+        "paper": f"{board.paper}-{label}",
+        "labels": {label: {"method": method}},
+        "tables": {table: {"rows": [{"method": label, "set": dict(options)}]}},
+    }
+    path, written = Path(f"{board.paper}-{label}-{table}.yaml"), {"extends": paper, **spec}
+    if path.exists() and read_yaml(path, "suite") != written:
+        raise ConfigError(f"{path} describes another row than these options do; delete it, or rename it to keep both")
+    suite = extend(board, spec, str(path), path.parent)
+    rows = [row for row in suite.matching([f"{table}/*"], scale) if row.method == label]
+    for row in rows:
+        if seen := unfair(suite, row, suite.run(row, scale).replace(runtime=runtime)):
+            raise ConfigError(f"{label} cannot be ranked: it sees {' and '.join(seen)}")
+    if not path.exists():
+        write_atomic(path, dump_yaml(written))
+    return suite, rows
