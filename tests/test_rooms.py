@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOWER = {"datamodules": (), "methods": ("datamodules",), "benchmark": ("datamodules", "methods")}
 
 BASE = ("files", "registry", "arguments", "argument_help", "config", "console")
-RUNS = (*BASE, "runs", "federation")
+RUNS = (*BASE, "federation", "runs")
 ROOMS = {
     "files": (),
     "registry": ("files",),
@@ -22,8 +22,8 @@ ROOMS = {
     "argument_help": ("registry", "arguments"),
     "config": ("files", "registry", "arguments"),
     "console": (),
-    "runs": BASE,
-    "federation": (*BASE, "runs"),
+    "federation": BASE,
+    "runs": (*BASE, "federation"),
     "suites": (*BASE, "runs"),
     "contract": RUNS,
     "launch": (*RUNS, "suites"),

@@ -188,14 +188,6 @@ def test_a_prepared_file_runs_nothing(path, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_file_of_an_older_version_is_read(path):
-    """Versions before wrote the same plain data, and did not check it."""
-    path.write_bytes(sealed(STATES[2], checkpoint.WHOLE))
-    assert equal(checkpoint.load(path), 2)
-    checkpoint.save(path, STATES[3])
-    assert equal(checkpoint.load(path), 3)
-
-
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
@@ -220,12 +212,3 @@ def test_parameters_and_ordered_dicts_become_plain(path):
     found = checkpoint.load(path)
     assert type(found["a"]) is dict and type(found["a"]["w"]) is torch.Tensor and not found["a"]["w"].requires_grad
     assert found["b"] == (None, True, 2, 0.5, "x", [1])
-
-
-def test_a_state_that_no_run_can_continue_from_is_refused_with_what_to_do(path):
-    with pytest.raises(
-        RunError,
-        match=r"checkpoint\.pt: not the checkpoint of a run: server: .*; "
-        r"bring this run's own checkpoint back, or delete the folder to start over$",
-    ):
-        checkpoint.check({**STATES[1], "server": None}, path)

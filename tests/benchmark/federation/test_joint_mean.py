@@ -294,7 +294,7 @@ def test_a_need_that_does_not_exist():
     class Wrong(FedAvg):
         uploads_needed = "all"
 
-    with pytest.raises(ConfigError, match=r"Wrong.uploads_needed is 'all'; there are sum, mean, each"):
+    with pytest.raises(ConfigError, match=r"Wrong.uploads_needed is 'all'; there are each, mean, sum"):
         check_declarations(make_method(Wrong))
 
 

