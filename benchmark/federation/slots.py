@@ -38,7 +38,7 @@ from methods.parts.engine_state import EngineState
 
 AUTO = 8  # most slots that ``auto`` makes: no gain has been measured beyond
 SHARE = 0.8  # of the free memory goes to slots; uploads and batches of other shapes need some, too
-MOST_RECORDINGS = 64  # per slot; the rarest kinds of steps beyond these run unrecorded
+MOST_RECORDINGS = 64  # per slot; further kinds of steps run unrecorded
 BETWEEN = ("on_before_batch_transfer", "on_after_batch_transfer", "on_train_batch_start")
 SKIPPED = ("params", "lr", "initial_lr")
 PLAIN = (bool, int, float, str, tuple, type(None))
@@ -291,7 +291,7 @@ class Slot:
                 self.write_rates(groups)
                 recorded.replay(batch, self.engine, fit)
                 self.taken["replayed"] += 1
-            elif self.met[key] and self.has_room(key):
+            elif self.met[key] and len(self.recorded) < MOST_RECORDINGS:
                 with self.own_rates(groups):
                     self.recorded[key] = RecordedStep(unit, batch, self, fit)
                 self.taken["captured"] += 1
@@ -307,16 +307,6 @@ class Slot:
             fit.advance_schedules("step")
 
         return take
-
-    def has_room(self, key: Any) -> bool:
-        """Whether another kind of step can be recorded; a more frequent kind displaces the rarest one."""
-        if len(self.recorded) < MOST_RECORDINGS:
-            return True
-        rarest = min(self.recorded, key=self.met.__getitem__)
-        if self.met[rarest] >= self.met[key]:
-            return False
-        del self.recorded[rarest]
-        return True
 
     def adopt_state(self, fit: Fit) -> None:
         """Make the state tensors that an optimiser has created the slot's own."""

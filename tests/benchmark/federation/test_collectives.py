@@ -1,13 +1,10 @@
 """What processes tell each other: messages taken apart and put together, alone and between two real processes."""
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import pytest
 import torch
-import torch.distributed as dist
 from lightning import Fabric
 
 from benchmark.federation.collectives import (
@@ -175,20 +172,3 @@ def test_two_processes_exchange_everything():
     """With gloo, as runs on several CPU processes do: every container, type and shape, in both directions."""
     for rank, found in enumerate(between_two(exchange)):
         assert [what for what, right in found.items() if not right] == [], rank
-
-
-def test_nobody_waits_in_the_group_of_the_gpus(tmp_path, monkeypatch):
-    """A barrier takes the device that a process is bound to; what waits sends plain values, which go over gloo."""
-
-    def barrier(*args, **options):
-        raise AssertionError("a barrier")
-
-    monkeypatch.setattr(dist, "barrier", barrier)
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    try:
-        with patch.object(dist, "all_gather_object", side_effect=dist.all_gather_object) as gathered:
-            wait_for_all(SimpleNamespace(world_size=2))
-            wait_for_all(SimpleNamespace(world_size=1))
-        assert gathered.call_count == 1
-    finally:
-        dist.destroy_process_group()

@@ -54,11 +54,6 @@ def test_visits_are_dealt_out_whole_and_level(plan, sizes, ranks):
     assert assign(visits, ranks) == parts
 
 
-def test_equal_clients_are_dealt_out_evenly():
-    parts = assign([Visit(client=c, size=100) for c in range(10)], 4)
-    assert sorted(len(part) for part in parts) == [2, 2, 3, 3]
-
-
 # --- what a row says
 
 
@@ -229,33 +224,6 @@ def test_a_plan_with_a_client_that_does_not_exist(client):
 
 
 # --- symmetries
-
-
-def test_names_of_clients_do_not_matter():
-    """The same clients under other ids give the same model, up to the order of summation."""
-    data, turned = few_data(4), few_data(4)
-    site = data.clients[0]
-    data.clients[0] = SiteData(site.labelled[:20], site.labels[:20], site.unlabelled)
-    for client, site in enumerate(data.clients[::-1]):
-        turned.clients[client] = site
-    runs = [federation(Unshuffled, data=d, rounds=3, precision="64-true") for d in (data, turned)]
-    for run in runs:
-        run_rows(run)
-    for name, value in runs[0].server.items():
-        torch.testing.assert_close(runs[1].server[name], value, rtol=1e-11, atol=1e-13)
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_identical_clients_are_one_client(count):
-    """k clients that hold the same images return the model of one, bit for bit."""
-    one, many = few_data(4), few_data(4)
-    for client in range(count):
-        many.clients[client] = many.clients[0]
-    runs = [federation(Unshuffled, data=data) for data in (one, many)]
-    for run, clients in zip(runs, (1, count), strict=True):
-        run.roster.num_clients = clients
-        run_rows(run)
-    assert same_tensors(runs[0].server, runs[1].server)
 
 
 def test_a_client_without_images_does_not_pull():

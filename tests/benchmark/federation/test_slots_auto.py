@@ -7,7 +7,6 @@ import torch
 
 from benchmark.contract.federations import tiny_federation
 from benchmark.federation.loop import Federation
-from benchmark.federation.slots import AUTO, SHARE, more_slots
 from datamodules.common.errors import RunError
 from federations import few_data, make_federation, run_rows
 from methods.fedavg import FedAvg
@@ -19,11 +18,6 @@ def test_on_a_cpu_there_is_one() -> None:
     assert run_rows(auto) == run_rows(reference)
     assert len(auto.engine.slots) == 1  # type: ignore[attr-defined]
     assert all(torch.equal(auto.server[name], value) for name, value in reference.server.items())
-
-
-def test_slots_share_what_is_left() -> None:
-    assert [more_slots(free, 100) for free in (0, 100, 125, 250, 10**9)] == [0, 0, 1, 2, AUTO - 1]
-    assert 0 < SHARE < 1
 
 
 class Large(FedAvg):
