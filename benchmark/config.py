@@ -42,8 +42,7 @@ class Runtime:
         threads: CPU threads per process, or ``auto``. Only runs with equal threads are equal bit for bit.
         engine: ``reference``: a process trains its clients one after the other; ``slots``: clients take turns in
             copies of the method, and a training step is recorded once and replayed (on a GPU as a CUDA graph).
-        slots: copies of the method in the engine ``slots``. ``auto``: as many as the GPU has memory for, at most 8;
-            on a CPU one.
+        slots: copies of the method in the engine ``slots``.
         replay: whether the engine ``slots`` records and replays its steps.
         client_memory: GB of host memory per process for what clients keep between visits; the rest goes to files in the
             run's folder. ``auto``: the process's share of half of the memory that is free when the run starts, or when
@@ -68,7 +67,7 @@ class Runtime:
     num_nodes: int = 1
     threads: int | Literal["auto"] = "auto"
     engine: Literal["reference", "slots"] = "reference"
-    slots: int | Literal["auto"] = 4
+    slots: int = 4
     replay: bool = True
     client_memory: float | Literal["auto"] = "auto"
     logger: str | None = None

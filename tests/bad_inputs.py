@@ -176,7 +176,7 @@ PLUGINS = {
 HOOKS = {
     "bad_methods.StepsZero": "a pass of 0 steps trains nothing: give a whole number from 1, or None",
     "bad_methods.OptimizerScope": "names 'personnal'; an optimiser's state is shared, personal or local",
-    "bad_methods.Optimizer": "configure_optimizers returned a str for an optimiser",
+    "bad_methods.Optimizer": "Unknown configuration for model optimizers",
     "bad_methods.SelectsNone": "SelectsNone.select_clients, round 0: it returned None; return a list of cohorts",
     "bad_methods.SelectsFlat": "SelectsFlat.select_clients, round 0: it returned [0, 1]; return a list",
     "bad_methods.SelectsUnknown": "there is no client 77; ids run from 0 to 2",

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 
 from benchmark.arguments import build, parameters
 from benchmark.config import Run
-from benchmark.federation.declarations import check_declarations, sees
+from benchmark.federation.declarations import check_declarations
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.federation.store import Store
 from datamodules.base import FSSLDataModule
@@ -96,8 +96,8 @@ def hidden_labels_seen(run: Run) -> list[str]:
     """
     method, data = make(run, torch.device("cpu"))
     kept = data.hparams.get("validation")
-    found = ["labels of unlabelled images (`uses_oracle`)"] if sees(method, "oracle") else []
-    if kept and sees(method, "validation"):
+    found = ["labels of unlabelled images (`uses_oracle`)"] if method.uses_oracle else []
+    if kept and method.uses_validation:
         found.append(f"{kept} labels that data.validation keeps from everybody (`uses_validation`)")
     return found
 

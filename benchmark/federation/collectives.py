@@ -1,10 +1,10 @@
 """Messages between processes: tensors travel as flat bytes, only their names and shapes are pickled."""
 
+import io
+import pickle
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields, is_dataclass
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,18 +16,12 @@ from datamodules.common.errors import RunError, message_of
 Found = TypeVar("Found")
 
 
-class TensorSpec:
-    """Stands for a tensor in a message.
+class Layout(NamedTuple):
+    """How a tensor lies in memory, without gaps: the order in which kernels sum may depend on its strides."""
 
-    Args:
-        number: position among the message's tensors.
-        shape: of the tensor.
-        dtype: of the tensor.
-        stride: its layout in memory, without gaps. It is kept, since the order in which kernels sum may depend on it.
-    """
-
-    def __init__(self, number: int, shape: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, ...]) -> None:
-        self.number, self.shape, self.dtype, self.stride = number, shape, dtype, stride
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    stride: tuple[int, ...]
 
 
 def all_gather(fabric: Fabric, mine: Any) -> list[Any]:
@@ -41,11 +35,11 @@ def all_gather(fabric: Fabric, mine: Any) -> list[Any]:
         return [mine]
     skeleton, tensors = split_tensors(mine)
     skeletons: list[Any] = [None] * fabric.world_size
-    dist.all_gather_object(skeletons, skeleton)
+    dist.all_gather_object(skeletons, (skeleton, list(map(_layout, tensors))))
     everyone = []
-    for rank, theirs in enumerate(skeletons):
+    for rank, (theirs, layouts) in enumerate(skeletons):
         own = rank == fabric.global_rank
-        parts = _broadcast(fabric, tensor_specs(theirs), tensors if own else None, rank)
+        parts = _broadcast(fabric, layouts, tensors if own else None, rank)
         everyone.append(mine if own else join_tensors(theirs, parts))
     return everyone
 
@@ -103,32 +97,27 @@ def from_first(fabric: Fabric, mine: Found) -> Found:
     if fabric.world_size == 1:
         return mine
     first = fabric.global_rank == 0
-    skeleton, tensors = split_tensors(mine) if first else (None, None)
-    held = [skeleton]
+    skeleton, tensors = split_tensors(mine) if first else (b"", [])
+    held: list[Any] = [skeleton, list(map(_layout, tensors))]
     dist.broadcast_object_list(held, src=0)
-    parts = _broadcast(fabric, tensor_specs(held[0]), tensors, 0)
+    parts = _broadcast(fabric, held[1], tensors if first else None, 0)
     theirs: Found = mine if first else join_tensors(held[0], parts)
     return theirs
 
 
-def _broadcast(fabric: Fabric, wanted: list[TensorSpec], tensors: list[Tensor] | None, source: int) -> list[Tensor]:
+def _broadcast(fabric: Fabric, wanted: list[Layout], tensors: list[Tensor] | None, source: int) -> list[Tensor]:
     """Send the tensors of process ``source`` in one flat message; the others pass ``None`` and receive them."""
-    sizes = [_num_bytes(spec) for spec in wanted]
-    if not sum(sizes):
-        return [_laid_out(torch.empty(0, dtype=spec.dtype, device=fabric.device), spec) for spec in wanted]
+    sizes = [torch.Size(one.shape).numel() * one.dtype.itemsize for one in wanted]
     if tensors is not None:
-        flat = torch.cat([_as_bytes(tensor).to(fabric.device) for tensor in tensors])
+        flat = torch.cat([_as_bytes(tensor).to(fabric.device) for tensor in tensors]) if tensors else torch.empty(0)
     else:
         flat = torch.empty(sum(sizes), dtype=torch.uint8, device=fabric.device)
-    dist.broadcast(flat, src=source)
+    if sum(sizes):
+        dist.broadcast(flat, src=source)
     if tensors is not None:
         return tensors
-    parts = torch.split(flat, sizes)
-    return [_laid_out(part.clone().view(spec.dtype), spec) for part, spec in zip(parts, wanted, strict=True)]
-
-
-def _laid_out(flat: Tensor, spec: TensorSpec) -> Tensor:
-    return flat.as_strided(spec.shape, spec.stride)
+    parts = zip(torch.split(flat, sizes), wanted, strict=True) if sizes else ()
+    return [part.clone().view(one.dtype).as_strided(one.shape, one.stride) for part, one in parts]
 
 
 def _without_gaps(tensor: Tensor) -> Tensor:
@@ -138,83 +127,55 @@ def _without_gaps(tensor: Tensor) -> Tensor:
     return kept if dense else kept.contiguous()
 
 
+def _layout(tensor: Tensor) -> Layout:
+    return Layout(tuple(tensor.shape), tensor.dtype, _without_gaps(tensor).stride())
+
+
 def _as_bytes(tensor: Tensor) -> Tensor:
     """The bytes of a tensor, in memory order."""
     kept = _without_gaps(tensor)
     return kept.as_strided((kept.numel(),), (1,)).view(torch.uint8)
 
 
-def _num_bytes(spec: TensorSpec) -> int:
-    return torch.Size(spec.shape).numel() * torch.empty((), dtype=spec.dtype).element_size()
+class _Splitter(pickle.Pickler):
+    """Pickles a message with numbers in place of its tensors, and keeps the tensors."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: list[Tensor] = []
+
+    def persistent_id(self, value: Any) -> int | None:
+        """The number of a tensor."""
+        if not isinstance(value, Tensor):
+            return None
+        self.tensors.append(value)
+        return len(self.tensors) - 1
 
 
-def split_tensors(tree: Any) -> tuple[Any, list[Tensor]]:
-    """A message with a ``TensorSpec`` in place of each tensor, and the tensors, in order."""
-    tensors: list[Tensor] = []
-    return _apart(tensors, tree), tensors
+class _Joiner(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]) -> None:
+        super().__init__(file)
+        self.persistent_load = tensors.__getitem__
 
 
-def _apart(tensors: list[Tensor], value: Any) -> Any:
-    """The value with specs for its tensors, which are appended. (A closure that calls itself would keep them alive.)"""
-    if isinstance(value, Tensor):
-        tensors.append(value)
-        return TensorSpec(len(tensors) - 1, tuple(value.shape), value.dtype, _without_gaps(value).stride())
-    return _rebuilt(value, partial(_apart, tensors))
+def split_tensors(tree: Any) -> tuple[bytes, list[Tensor]]:
+    """A message without its tensors, and the tensors, in order."""
+    splitter = _Splitter(file := io.BytesIO())
+    splitter.dump(tree)
+    return file.getvalue(), splitter.tensors
 
 
-def join_tensors(skeleton: Any, tensors: list[Tensor]) -> Any:
+def join_tensors(skeleton: bytes, tensors: Sequence[Tensor]) -> Any:
     """The message that ``split_tensors`` split."""
-    if isinstance(skeleton, TensorSpec):
-        return tensors[skeleton.number]
-    return _rebuilt(skeleton, partial(join_tensors, tensors=tensors))
-
-
-def tensor_specs(skeleton: Any) -> list[TensorSpec]:
-    """The specs in a message without its tensors, in order."""
-    return list(_all_of(TensorSpec, skeleton))
+    return _Joiner(io.BytesIO(skeleton), tensors).load()
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
     """The tensors in a message, in order."""
-    return list(_all_of(Tensor, tree))
-
-
-def _all_of(kind: type[Found], value: Any) -> Iterator[Found]:
-    if isinstance(value, kind):
-        yield value
-    else:
-        for item in _items(value):
-            yield from _all_of(kind, item)
-
-
-def _items(value: Any) -> Iterable[Any]:
-    """What is in a container; nothing in any other value."""
-    if isinstance(value, dict):
-        return value.values()
-    if isinstance(value, (list, tuple)):
-        return value
-    if is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, field.name) for field in fields(value)]
-    return ()
+    return split_tensors(tree)[1]
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
     """A message with its tensors moved to ``device``."""
-
-    def walk(value: Any) -> Any:
-        return value.to(device) if isinstance(value, Tensor) else _rebuilt(value, walk)
-
-    return walk(tree)
-
-
-def _rebuilt(value: Any, walk: Any) -> Any:
-    """A container with ``walk`` applied to its items; any other value as it is."""
-    if isinstance(value, dict):
-        return {key: walk(item) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(walk(item) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(walk(item) for item in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return type(value)(**{f.name: walk(getattr(value, f.name)) for f in fields(value)})
-    return value
+    skeleton, tensors = split_tensors(tree)
+    return join_tensors(skeleton, [tensor.to(device) for tensor in tensors])

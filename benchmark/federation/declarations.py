@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import lightning as L
 from torch import nn
@@ -37,17 +37,6 @@ def check_declarations(method: FedMethod) -> None:
         _require_known(f"{name}.views has a stream", stream, STREAMS)
     _check_hooks(type(method), name)
     _require_known(f"{name}.uploads_needed is", uploads_needed(type(method)), NEEDED)
-
-
-def sees(method: FedMethod, labels: Literal["oracle", "validation"]) -> bool:
-    """Whether a method, as it stands, declares that it sees labels which a setting hides.
-
-    Args:
-        method: asked itself, because ``__init__`` or a property may say otherwise than the class.
-        labels: ``oracle``: those of unlabelled images (``uses_oracle``); ``validation``: those that ``data.validation``
-            keeps from everybody (``uses_validation``).
-    """
-    return bool(method.uses_oracle if labels == "oracle" else method.uses_validation)
 
 
 def uploads_needed(cls: type) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import fsum, isfinite
+from math import fsum
 from typing import cast
 
 import torch
@@ -50,15 +50,10 @@ class JointMean:
         Args:
             upload: finite.
             weight: its own, where uploads are added up at once.
-
-        Raises:
-            RunError: the weight is none.
         """
         key = upload.visit.client, upload.visit.repeat
         self.own[key] = upload.tensors
         if self.at_once:
-            if not isfinite(weight) or weight < 0:
-                raise RunError(f"aggregation: the weight {weight} cannot be normalised; it must be >= 0 and finite")
             self.weights[key] = weight
             self._add_in_order()
         return without_tensors(upload)

@@ -27,7 +27,7 @@ from benchmark.federation.scaling import loss_scaler
 from benchmark.federation.slots import SlotsEngine
 from benchmark.federation.store import Store
 from datamodules.base import FSSLDataModule
-from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
+from datamodules.common.errors import NOT_FINITE, RunError
 from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
 from methods.base import FedMethod, Upload, Visit
@@ -77,15 +77,13 @@ class Federation:
         seed: int,
         eval_every: int = 1,
         callbacks: Sequence[RoundCallback | Callback] = (),
-        slots: int | Literal["auto"] | None = None,
+        slots: int | None = None,
         replay: bool = True,
         nonfinite: Literal["stop", "skip"] = "stop",
         average_last: int = 0,
         store: Store | None = None,
         sums: Literal["ordered", "by_rank"] = "ordered",
     ) -> None:
-        if rounds < 1 or eval_every < 1:
-            raise ConfigError(f"rounds={rounds}, eval_every={eval_every}: both must be at least 1")
         check_declarations(method)
         self.method, self.data, self.roster, self.fabric = method.to(fabric.device), data, roster, fabric
         self.rounds, self.seed, self.eval_every = rounds, seed, eval_every

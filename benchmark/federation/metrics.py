@@ -197,10 +197,6 @@ def _check(probs: Tensor, labels: Tensor) -> None:
             f"metrics: probabilities {list(probs.shape)} and labels {list(labels.shape)} do not match; "
             "give [N, C] and [N] with N > 0"
         )
-    classes = probs.shape[1]
-    low, high = (int(bound) for bound in labels.aminmax())
-    if low < 0 or high >= classes:
-        raise DataError(f"metrics: labels run from {low} to {high}, but the model has {classes} classes")
     if not bool(probs.isfinite().all()):
         raise RunError(f"metrics: a class probability {NOT_FINITE}: the model has diverged; lower the learning rate")
     least, most = (float(bound) for bound in probs.aminmax())

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from ctypes import c_float
-from dataclasses import dataclass
 from typing import Any
 
+from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from benchmark.federation.hooks import describe
 from datamodules.common.errors import RunError
 from methods.base import FedMethod
 
@@ -17,54 +16,24 @@ OptimizerStates = list[list[dict[str, Any]]]
 """State of every parameter, by optimiser, in the order of ``configure_optimizers``."""
 
 
-@dataclass
-class Schedule:
-    """A learning-rate scheduler, and when it is stepped: after every ``frequency``-th ``step`` or ``epoch``."""
-
-    scheduler: Any
-    interval: str = "epoch"
-    frequency: int = 1
-
-
-def configured(method: FedMethod) -> tuple[list[Optimizer], list[Schedule]]:
+def configured(method: FedMethod) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
     """The optimisers and schedulers that ``configure_optimizers`` describes, in any of Lightning's forms.
 
     Raises:
-        RunError: it is something else.
+        MisconfigurationException: it is something else.
+        RunError: a scheduler waits for a metric.
     """
     made = method.configure_optimizers()
-    if isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, (list, tuple)) for part in made):
-        optimizers, schedules = list(made[0]), [_schedule(one) for one in made[1]]
-    elif isinstance(made, (list, tuple)) and all(isinstance(one, Mapping) for one in made):
-        optimizers = [one.get("optimizer") for one in made]
-        schedules = [_schedule(one["lr_scheduler"]) for one in made if "lr_scheduler" in one]
-    elif isinstance(made, Mapping):
-        optimizers = [made.get("optimizer")]
-        schedules = [_schedule(made["lr_scheduler"])] if "lr_scheduler" in made else []
-    else:
-        optimizers, schedules = list(made) if isinstance(made, (list, tuple)) else [] if made is None else [made], []
-    for one in optimizers:
-        if not isinstance(one, Optimizer):
-            raise RunError(
-                f"configure_optimizers returned {describe(one)} for an optimiser; return an optimiser, a list of them, "
-                "([optimisers], [schedulers]), or a dict with 'optimizer' and 'lr_scheduler'"
-            )
-    return optimizers, schedules
-
-
-def _schedule(made: Any) -> Schedule:
-    given = made if isinstance(made, Mapping) else {"scheduler": made}
-    if "scheduler" not in given or given.get("interval", "epoch") not in ("step", "epoch"):
-        raise RunError(
-            f"configure_optimizers describes a scheduler by {dict(given)!r}; give 'scheduler', and as 'interval' "
-            "'step' or 'epoch'"
-        )
-    if isinstance(given["scheduler"], ReduceLROnPlateau):
+    if made is None:
+        return [], []
+    optimizers, schedulers, monitor = _configure_optimizers(made)  # type: ignore[arg-type]
+    schedules = _configure_schedulers_automatic_opt(schedulers, monitor)
+    if any(schedule.reduce_on_plateau for schedule in schedules):
         raise RunError(
             "configure_optimizers returned a ReduceLROnPlateau, which waits for a metric, and none is measured while a "
             "client trains; keep it out of what is returned and step it in on_train_epoch_end"
         )
-    return Schedule(given["scheduler"], given.get("interval", "epoch"), int(given.get("frequency", 1)))
+    return optimizers, schedules
 
 
 def load_states(optimizers: Sequence[Optimizer], states: OptimizerStates) -> None:

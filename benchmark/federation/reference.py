@@ -13,7 +13,6 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from benchmark.federation import hooks
-from benchmark.federation.declarations import sees
 from benchmark.federation.fit import Fit
 from benchmark.federation.holdings import Holdings
 from benchmark.federation.metrics import Sums
@@ -186,7 +185,7 @@ class LocalSite:
 
     def oracle(self, index: Tensor, labels: Tensor) -> Tensor:
         """Whether labels are the true ones; see ``methods.base.Site``."""
-        if not sees(self._method, "oracle"):
+        if not self._method.uses_oracle:
             raise RunError("the method asked for hidden labels but is not a declared oracle; set uses_oracle = True")
         self._holdings.note(index)
         return true_labels(self._context.data)[index] == labels
@@ -355,9 +354,10 @@ class ReferenceEngine:
         """
         data = self.context.data.server
         if data.validation is not None:
-            labels = true_labels(self.context.data)[data.validation]
-            seen = sees(self.method, "validation")
-            data = replace(data, validation_labels=labels) if seen else replace(data, validation=None)
+            if self.method.uses_validation:
+                data = replace(data, validation_labels=true_labels(self.context.data)[data.validation])
+            else:
+                data = replace(data, validation=None)
         visit = Visit(
             round,
             SERVER,

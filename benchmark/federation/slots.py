@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter, itemgetter
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,18 +27,13 @@ from benchmark.federation.reference import (
     Sent,
     VisitResult,
 )
-from datamodules.common.errors import ConfigError
-from datamodules.common.memory import available_bytes
 from datamodules.views.batches import Batch, LocalWork
 from methods.base import FedMethod, Visit
 from methods.models.backbone import draw_from
 from methods.models.norm import serially
-from methods.parts.aggregation import num_bytes
 from methods.parts.engine_state import EngineState
 
-AUTO = 8  # most slots that ``auto`` makes: no gain has been measured beyond
-SHARE = 0.8  # of the free memory goes to slots; uploads and batches of other shapes need some, too
-MOST_RECORDINGS = 64  # per slot; the rarest kinds of steps beyond these run unrecorded
+MOST_RECORDINGS = 64  # per slot; further kinds of steps run unrecorded
 BETWEEN = ("on_before_batch_transfer", "on_after_batch_transfer", "on_train_batch_start")
 SKIPPED = ("params", "lr", "initial_lr")
 PLAIN = (bool, int, float, str, tuple, type(None))
@@ -51,41 +46,22 @@ class SlotsEngine(ReferenceEngine):
     Args:
         method: the live module, which is also the first slot.
         context: what all visits have in common.
-        slots: number of slots, at least 1. ``auto``: on a GPU as many as fit, at most ``AUTO``, judged by the memory
-            that the largest client of the first round takes; on a CPU one, since more gain nothing there.
+        slots: number of slots, at least 1.
         replay: whether steps are recorded and replayed. Lightning callbacks switch it off, since they see every step.
-
-    Raises:
-        ConfigError: ``slots`` is not positive.
     """
 
-    def __init__(
-        self, method: FedMethod, context: RunContext, slots: int | Literal["auto"], replay: bool = True
-    ) -> None:
-        self.device = context.data.device
-        grows, number = slots == "auto" and self.device.type != "cpu", 1 if slots == "auto" else slots
-        if number < 1:
-            raise ConfigError(f"slots={slots}: give a number from 1, or auto")
+    def __init__(self, method: FedMethod, context: RunContext, slots: int, replay: bool = True) -> None:
         # A copy inherits nothing of an earlier run.
         method.generator, method.spread, method._engine = None, serially, EngineState()
         draw_from(method, None)
-        spare = copy.deepcopy(method) if grows or number > 1 else None
+        copies = [copy.deepcopy(method) for _ in range(slots - 1)]
         super().__init__(method, context)
-        self.replay = replay and not context.callbacks
-        self.slots = [Slot(self, self.replay)]
-        self.spare: FedMethod | None = None  # what ``groups`` makes further slots of
-        if spare is not None and not self.sequential:  # an optimiser's state that all clients share is in one slot
-            if grows:
-                self.spare = spare
-            else:
-                self.add_slots(copies_of(spare, number - 1))
-
-    def add_slots(self, copies: Sequence[FedMethod]) -> None:
-        """Make a slot of each of these copies of the method."""
-        for one in copies:
-            engine = ReferenceEngine(one, self.context)
+        replay = replay and not context.callbacks
+        self.slots = [Slot(self, replay)]
+        for one in [] if self.sequential else copies:  # an optimiser's state that all clients share is in one slot
+            engine = ReferenceEngine(one, context)
             engine.initial, engine.shared = self.initial, self.shared  # never changed, so shared
-            self.slots.append(Slot(engine, self.replay))
+            self.slots.append(Slot(engine, replay))
 
     def ended_visits(
         self, sent: Mapping[Visit, Sent], kept: MutableMapping[int, ClientState]
@@ -94,7 +70,8 @@ class SlotsEngine(ReferenceEngine):
 
         If clients share an optimiser's state, there is one visit at a time, and one slot.
         """
-        for together in [[visit] for visit in sent] if self.sequential else self.groups(list(sent)):
+        alone = ([visit] for visit in sent)
+        for together in alone if self.sequential else grouped(list(sent), len(self.slots)):
             taken = self.assign_slots(together)
             for slot, visit in taken.items():
                 with slot.on_stream():  # what comes from the host waits for no other slot
@@ -107,21 +84,6 @@ class SlotsEngine(ReferenceEngine):
                 result, kept[visit.client] = slot.end_visit()
                 yield visit, result
                 del result
-
-    def groups(self, visits: Sequence[Visit]) -> Iterator[list[Visit]]:
-        """Groups of visits that run together. With ``auto``, the first visit shows how many slots fit."""
-        rest = list(visits)
-        if rest and (spare := self.spare) is not None:
-            self.spare, before = None, available_bytes(self.device)
-            (largest,) = first = next(grouped(rest, 1))
-            yield first
-            rest.remove(largest)
-            after = available_bytes(self.device)
-            own = num_bytes(spare.registered())
-            more = 0 if before is None or after is None else more_slots(after, max(before - after, 0) + own)
-            more = min(more, self.context.data.num_clients - 1)
-            self.add_slots(copies_of(spare, more))
-        yield from grouped(rest, len(self.slots))
 
     def assign_slots(self, together: Sequence[Visit]) -> dict["Slot", Visit]:
         """A slot for each visit, in the order of the visits.
@@ -291,7 +253,7 @@ class Slot:
                 self.write_rates(groups)
                 recorded.replay(batch, self.engine, fit)
                 self.taken["replayed"] += 1
-            elif self.met[key] and self.has_room(key):
+            elif self.met[key] and len(self.recorded) < MOST_RECORDINGS:
                 with self.own_rates(groups):
                     self.recorded[key] = RecordedStep(unit, batch, self, fit)
                 self.taken["captured"] += 1
@@ -307,16 +269,6 @@ class Slot:
             fit.advance_schedules("step")
 
         return take
-
-    def has_room(self, key: Any) -> bool:
-        """Whether another kind of step can be recorded; a more frequent kind displaces the rarest one."""
-        if len(self.recorded) < MOST_RECORDINGS:
-            return True
-        rarest = min(self.recorded, key=self.met.__getitem__)
-        if self.met[rarest] >= self.met[key]:
-            return False
-        del self.recorded[rarest]
-        return True
 
     def adopt_state(self, fit: Fit) -> None:
         """Make the state tensors that an optimiser has created the slot's own."""
@@ -366,21 +318,6 @@ class RecordedStep:
         fit.trainer.global_step += self.optimizer_steps
         for optimizer in fit.optimizers:
             setattr(optimizer, "_opt_called", True)  # noqa: B010  # else a scheduler warns that no step was taken
-
-
-def copies_of(spare: FedMethod, number: int) -> list[FedMethod]:
-    """So many methods: the spare one itself, and copies of it."""
-    return [spare, *(copy.deepcopy(spare) for _ in range(number - 1))][:number]
-
-
-def more_slots(free: int, each: int) -> int:
-    """How many more slots fit into ``SHARE`` of the free memory.
-
-    Args:
-        free: free bytes after a visit in the first slot.
-        each: bytes that a slot takes.
-    """
-    return min(AUTO - 1, int(SHARE * free / max(each, 1)))
 
 
 def grouped(visits: Sequence[Visit], slots: int) -> Iterator[list[Visit]]:

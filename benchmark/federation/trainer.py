@@ -1,39 +1,25 @@
 """What a method sees as ``self.trainer`` while a client trains: as much of Lightning's ``Trainer`` as a visit has."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from lightning.pytorch import Callback
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
 
-from benchmark.federation.optimizers import Schedule, has_gradients, parameters_of
+from benchmark.federation.optimizers import has_gradients, parameters_of
 from methods.base import FedMethod
 
 
-class PartOfLightning:
-    """Says what a visit offers where a method asks for something else."""
-
-    path: ClassVar[str]
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"{self.path}.{name} is not there while a client trains; self.trainer offers current_epoch, global_step, "
-            "max_epochs, optimizers, lr_scheduler_configs, callbacks, loggers, global_rank and world_size. A method's "
-            "hooks get everything else from self.visit and from their arguments"
-        )
-
-
-class VisitPrecision(PartOfLightning):
+class VisitPrecision:
     """Unscales and clips gradients, as ``LightningModule.clip_gradients`` asks its trainer to.
 
     Args:
         scaler: of losses, in ``16-mixed``; ``None`` in other precisions.
     """
-
-    path = "self.trainer.precision_plugin"
 
     def __init__(self, scaler: Any) -> None:
         self.scaler = scaler
@@ -51,7 +37,7 @@ class VisitPrecision(PartOfLightning):
             (clip_grad_value_ if algorithm == "value" else clip_grad_norm_)(parameters_of(optimizer), value)
 
 
-class VisitStrategy(PartOfLightning):
+class VisitStrategy:
     """Backward passes and optimiser steps, as ``manual_backward`` and the optimisers' ``step`` ask for them.
 
     It finds its trainer through the method: a reference of its own would keep a visit's optimisers in memory until the
@@ -61,8 +47,6 @@ class VisitStrategy(PartOfLightning):
         method: trained.
         scaler: of losses, in ``16-mixed``; ``None`` in other precisions.
     """
-
-    path = "self.trainer.strategy"
 
     def __init__(self, method: FedMethod, scaler: Any) -> None:
         self.lightning_module, self.scaler = method, scaler
@@ -98,7 +82,7 @@ class VisitStrategy(PartOfLightning):
         return trainer  # type: ignore[no-any-return]
 
 
-class VisitTrainer(PartOfLightning):
+class VisitTrainer:
     """The trainer of one visit, for the method and for Lightning callbacks.
 
     Args:
@@ -110,7 +94,6 @@ class VisitTrainer(PartOfLightning):
         max_epochs: number of local epochs.
     """
 
-    path = "self.trainer"
     gradient_clip_val: float | None = None
     gradient_clip_algorithm: str | None = None
     accumulate_grad_batches = 1
@@ -133,11 +116,18 @@ class VisitTrainer(PartOfLightning):
         self.strategy = VisitStrategy(method, method._engine.loss_scaler)
         self.precision_plugin = VisitPrecision(method._engine.loss_scaler)
 
-    def set_optimizers(self, optimizers: Sequence[Optimizer], schedules: Sequence[Schedule]) -> None:
+    def set_optimizers(self, optimizers: Sequence[Optimizer], schedules: Sequence[LRSchedulerConfig]) -> None:
         """Offer the visit's optimisers, and their wrapped forms through ``LightningModule.optimizers``."""
         self.optimizers, self.lr_scheduler_configs = list(optimizers), list(schedules)
         wrapped = LightningOptimizer._to_lightning_optimizer
         self.strategy._lightning_optimizers = [wrapped(one, self.strategy) for one in optimizers]  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"self.trainer.{name} is not there while a client trains; self.trainer offers current_epoch, global_step, "
+            "max_epochs, optimizers, lr_scheduler_configs, callbacks, loggers, global_rank and world_size. A method's "
+            "hooks get everything else from self.visit and from their arguments"
+        )
 
     @property
     def is_global_zero(self) -> bool:

@@ -6,7 +6,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-import torch.nn.functional as F
 from lightning.fabric.loggers import CSVLogger
 
 from benchmark.federation.loop import Federation
@@ -16,7 +15,6 @@ from federations import (
     few_data,
     make_federation,
     make_method,
-    plain_fabric,
     run_rows,
     same_server,
     trained,
@@ -48,33 +46,6 @@ def test_the_trainer_is_there_when_optimisers_are_made(slots: int | None) -> Non
     federation = trained(Seen, local_epochs=2, slots=slots)
     assert list(rates.values()) == [pytest.approx([1.0, 0.5])] * 6
     assert federation.client_state_bytes == trained(Supervised).client_state_bytes
-
-
-def test_batches_pass_the_hooks_of_a_transfer() -> None:
-    """What a method makes of its batches there is what ``training_step`` gets."""
-
-    class Doubles(Supervised):
-        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            return {"labelled": {**batch["labelled"], "x": 0.5 * batch["labelled"]["x"]}}
-
-        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            return {"labelled": {**batch["labelled"], "x": 4.0 * batch["labelled"]["x"]}}
-
-    class Twofold(Supervised):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return F.cross_entropy(self(2.0 * batch["labelled"]["x"]), batch["labelled"]["y"])
-
-    assert same_server(trained(Doubles), trained(Twofold))
-
-
-def test_a_loss_may_come_in_a_dict() -> None:
-    """``training_step`` may return the loss or a dict that holds it."""
-
-    class Wrapped(Supervised):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return {"loss": super().training_step(batch, batch_idx), "more": 1.0}
-
-    assert same_server(trained(Wrapped), trained(Supervised))
 
 
 def test_none_takes_no_step() -> None:
@@ -150,19 +121,6 @@ def test_hooks_get_the_outputs_that_lightning_gives_them(form: str, manual: bool
     trainer = L.Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, **quiet)
     trainer.fit(make_method(Tells), datamodule=data)
     assert ours == seen and ours
-
-
-def test_gradients_are_clipped_by_value_as_torch_does_it() -> None:
-    """Every entry on its own."""
-    largest: list[float] = []
-
-    class Clipped(Supervised):
-        def configure_gradient_clipping(self, optimizer: Any, *given: Any) -> None:
-            self.clip_gradients(optimizer, gradient_clip_val=1e-3, gradient_clip_algorithm="value")
-            largest.append(max(float(p.grad.abs().max()) for p in self.model.parameters()))
-
-    trained(Clipped)
-    assert largest[0] == pytest.approx(1e-3)
 
 
 HOOKS = (
@@ -281,10 +239,3 @@ def test_loggers_of_fabric_get_every_evaluated_round(tmp_path: Any) -> None:
     federation = Federation(make_method(Supervised), data, data.roster(0), fabric, rounds=2, seed=0)
     with pytest.warns(UserWarning, match="Broken is off, the run goes on: no space left"):
         assert run_rows(federation) == rows
-
-
-def test_a_fit_leaves_no_trainer_behind() -> None:
-    """After a visit the method is attached to nothing."""
-    with pytest.raises(RuntimeError, match="not attached"):
-        _ = trained(Supervised).method.trainer
-    assert plain_fabric().world_size == 1

@@ -4,7 +4,6 @@ import asyncio
 import re
 from signal import SIGTERM
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -161,21 +160,6 @@ def test_own_images_may_be_taken_in_any_part_and_order():
 # --- bytes
 
 
-def test_other_kinds_of_whole_numbers_are_counted():
-    class Counts(Plain):
-        def sent_bytes(self, sent, visit):
-            return np.int64(5)
-
-        def make_upload(self, client):
-            upload = super().make_upload(client)
-            upload.bytes = torch.tensor(7)
-            return upload
-
-    row = run_rows(make_federation(Counts, few_data(3), 1))[0]
-    assert (row["bytes_down"], row["bytes_up"]) == (15, 21)
-    assert type(row["bytes_down"]) is type(row["bytes_up"]) is int
-
-
 # --- what the server remembers
 
 
@@ -226,15 +210,6 @@ def test_what_is_logged_under_one_name_has_one_shape(engine):
     assert said == f"Lengths.log, round 0: {told.format(1, 'by client 0', 2, 'by client 1')}"
     assert refusal(AtServer, **engine).endswith(told.format(2, "in aggregate", "", "in server_step"))
     assert refusal(WithinVisit, batch_size=32, **engine).startswith("WithinVisit, client 0 (83 images), round 0: ")
-
-
-def test_another_round_may_log_another_shape():
-    class Grows(Plain):
-        def training_step(self, batch, batch_idx):
-            self.tally("norms", torch.ones(1 + self.visit.round))
-            return super().training_step(batch, batch_idx)
-
-    assert [row["norms"] for row in run_rows(make_federation(Grows, few_data(2), 2))] == [[1.0], [1.0, 1.0]]
 
 
 # --- errors of any kind

@@ -1,6 +1,5 @@
 """What hooks hand over: logged names, hidden labels, uploads, and numbers that are not finite."""
 
-import io
 from functools import partial
 
 import pytest
@@ -176,14 +175,6 @@ def test_a_broadcast_sees_the_server():
         run_rows(federation(Gains, **engine))
 
 
-def test_a_value_of_another_shape_is_not_spread_over_a_tensor():
-    method = federation(Unaugmented).method
-    with pytest.raises(RunError, match=r"model\.conv1\.bias.* \[1\]"):
-        method.load_tensors({"model.conv1.bias": torch.zeros(1)})
-    with pytest.raises(RunError, match="no registered tensor 'teacher'"):
-        method.load_tensors({"teacher": torch.zeros(1)})
-
-
 # --- numbers that are not finite
 
 
@@ -264,44 +255,6 @@ def test_or_is_left_out_and_counted(place, engine):
     assert rows[1]["visits"] == 3 and rows[1]["bytes_up"] == 2 * rows[0]["bytes_up"]
     assert all(torch.equal(value, absent.server[name]) for name, value in skips.server.items())
     assert [float(skips.clients[k].tensors["visited"]) for k in range(3)] == [3, 2, 3]
-
-
-def test_updates_are_left_out_whatever_process_they_come_from(monkeypatch):
-    """Every process hears of all of them."""
-
-    def split(fabric, work):
-        made = work()
-        elsewhere = {key: outcome for key, outcome in made.results.items() if key[0] != 1}
-        here = {key: outcome for key, outcome in made.results.items() if key[0] == 1}
-        return [made._replace(results=here), made._replace(results=elsewhere, skipped=[])]
-
-    run, absent = federation(broken("weight"), rounds=2), federation(Absent, rounds=2)
-    run.nonfinite = "skip"
-    with monkeypatch.context() as patch:
-        patch.setattr("benchmark.federation.loop.gather_results", split)
-        patch.setattr(run, "evaluate", lambda number=None: {})
-        patch.setattr(absent, "evaluate", lambda number=None: {})
-        run_rows(run), run_rows(absent)
-    assert run.skipped == 1
-    assert all(torch.equal(value, absent.server[name]) for name, value in run.server.items())
-
-
-def test_the_count_survives_a_checkpoint():
-    run = federation(Broken, rounds=3)
-    run.nonfinite = "skip"
-    run.server_phase(0, first=True)
-    for number in range(2):
-        run.run_round(number)
-        run.round += 1
-    buffer = io.BytesIO()
-    torch.save(run.state_dict(), buffer)
-    buffer.seek(0)
-    rest = federation(Broken, rounds=3)
-    state = torch.load(buffer, weights_only=True)
-    rest.load_state_dict(state)
-    assert run_rows(rest)[-1]["skipped"] == 1
-    rest.load_state_dict({key: value for key, value in state.items() if key != "skipped"})
-    assert rest.skipped == 0
 
 
 # --- declarations

@@ -3,19 +3,16 @@
 import random
 import weakref
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from benchmark.contract.federations import tiny_federation
 from benchmark.federation.collectives import split_tensors
-from benchmark.federation.declarations import check_declarations, uploads_needed
+from benchmark.federation.declarations import uploads_needed
 from benchmark.federation.joint_mean import JointMean
 from benchmark.federation.loop import Federation
-from benchmark.federation.store import Store
-from benchmark.registry import KINDS, find_class, own_names
-from datamodules.common.errors import ConfigError, RunError
+from datamodules.common.errors import RunError
 from federations import few_data, make_federation, make_method, plain_fabric, run_rows
 from methods.base import FedMethod, Upload, Visit
 from methods.fed_consist import FedConsist
@@ -59,32 +56,6 @@ def test_a_mean_is_the_ordered_one_whatever_comes_first(at_once):
         assert all(torch.equal(mean[name], value) for name, value in other.items())
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.bool])
-def test_types_are_those_of_the_ordered_mean(dtype):
-    values = [torch.arange(6).view(2, 3).remainder(k + 2).to(dtype) for k in range(4)]
-    uploads = [Upload(Visit(client=k), {"x": value}, float(k + 1)) for k, value in enumerate(values)]
-    ordered = weighted_mean([one.tensors for one in uploads], [one.weight for one in uploads])["x"]
-    mean = joint_mean(uploads)[0]["x"]
-    assert (mean.dtype, mean.shape) == (ordered.dtype, ordered.shape)
-    assert torch.allclose(mean.double(), ordered.double(), rtol=1e-2 if dtype.itemsize == 2 else 1e-7)
-
-
-@pytest.mark.parametrize(
-    ("weights", "says"),
-    [
-        ([0.0, 0.0], "cannot be normalised"),
-        ([1.0, float("inf")], "cannot be normalised"),
-        ([1.0, -1.0], "cannot be normalised"),
-    ],
-)
-@pytest.mark.parametrize("at_once", [True, False])
-def test_weights_that_cannot_be(weights, says, at_once):
-    uploads = [replace(one, weight=w) for one, w in zip(uploads_of(3, 2), weights, strict=True)]
-    uploads[0].tensors["w"].fill_(1e38)
-    with pytest.raises(RunError, match=says):
-        joint_mean(uploads, at_once)
-
-
 @pytest.mark.parametrize("averaged_before", [False, True])
 @pytest.mark.parametrize(("parts", "first"), [(3, 1.0), (9, 2.0)])
 def test_parts_and_other_weights_are_refused_after_uploads_were_added_up(averaged_before, parts, first):
@@ -97,22 +68,6 @@ def test_parts_and_other_weights_are_refused_after_uploads_were_added_up(average
         weighted_mean(states, weights)
     with pytest.raises(RunError, match=r"Let uploads_needed of the method say 'mean'"):
         weighted_mean(states[:parts], [first, *weights[1:parts]])
-
-
-def test_a_mean_that_is_changed_in_place_is_found_again():
-    mean, left = joint_mean(uploads_of())
-    kept = mean["w"].clone()
-    mean["w"].zero_()
-    again = weighted_mean([one.tensors for one in left], [one.weight for one in left])
-    assert torch.equal(again["w"], kept)
-
-
-def test_a_part_of_uploads_that_are_kept_has_a_mean():
-    uploads = uploads_of(4)
-    _, left = joint_mean(uploads, at_once=False)
-    some = weighted_mean([one.tensors for one in left[:3]], [1.0, 0.0, 2.0])
-    apart, _ = joint_mean([replace(uploads[0], weight=1.0), replace(uploads[2], weight=2.0)])
-    assert all(torch.equal(some[name], value) for name, value in apart.items())
 
 
 def test_the_tensors_of_a_client_cannot_be_read():
@@ -144,12 +99,6 @@ def test_a_run_is_that_with_ordered_sums_but_for_roundings(method):
     for name, value in ordered.server.items():
         assert exact.server[name].dtype == value.dtype
         assert torch.allclose(exact.server[name].double(), value.double(), rtol=1e-3, atol=1e-5), name
-
-
-def test_a_method_that_compares_clients_has_their_tensors():
-    exact, ordered = tiny_federation("fedrgd", sums="by_rank"), tiny_federation("fedrgd")
-    assert run_rows(exact) == run_rows(ordered)
-    assert tensors_of(exact) == tensors_of(ordered)
 
 
 def in_slots(method, **engine):
@@ -196,15 +145,6 @@ class Diverges(FedAvg):
         return upload
 
 
-def test_an_upload_that_is_not_finite_is_the_same_error():
-    said = []
-    for sums in ("ordered", "by_rank"):
-        with pytest.raises(RunError) as error:
-            make_federation(Diverges, few_data(3), 2, sums=sums).run()
-        said.append(str(error.value))
-    assert said[0] == said[1] and "client 1 (83 images), round 1: the uploaded model.conv1.bias is not" in said[0]
-
-
 def test_or_is_left_out_and_counted():
     ordered, exact = (
         make_federation(Diverges, few_data(3), 2, sums=s, nonfinite="skip") for s in ("ordered", "by_rank")
@@ -242,28 +182,6 @@ def test_uploads_are_not_held_after_they_were_added_up(sums, alive, slots):
     assert Watched.alive == alive
 
 
-class Files(FedAvg):
-    """Notes how many clients' states are in files when a client uploads."""
-
-    folder: Path
-    seen: list = []
-
-    def make_upload(self, client):
-        self.seen.append(len(list(self.folder.glob("*.pt"))))
-        return super().make_upload(client)
-
-
-@pytest.mark.parametrize("slots", [None, 1])
-def test_a_state_is_put_away_as_soon_as_its_visit_has_ended(tmp_path, slots):
-    """A round holds no more of them in memory than the store may; the last one stays there in any case."""
-    Files.folder, Files.seen = tmp_path / "states", []
-    data = few_data(5)
-    store = Store(0, Files.folder)
-    run = Federation(make_method(Files), data, data.roster(0), plain_fabric(), 1, seed=0, store=store, slots=slots)
-    run.run()
-    assert Files.seen == [0, 0, 1, 2, 3]
-
-
 # --- what methods say
 
 
@@ -290,14 +208,6 @@ def test_a_class_needs_each_upload_unless_it_says_otherwise():
     assert found == ["sum", "sum", "each", "each", "mean", "each"]
 
 
-def test_a_need_that_does_not_exist():
-    class Wrong(FedAvg):
-        uploads_needed = "all"
-
-    with pytest.raises(ConfigError, match=r"Wrong.uploads_needed is 'all'; there are sum, mean, each"):
-        check_declarations(make_method(Wrong))
-
-
 def test_a_method_that_says_too_little_is_told():
     class Peeks(FedAvg):
         def aggregate(self, uploads):
@@ -307,11 +217,3 @@ def test_a_method_that_says_too_little_is_told():
 
     with pytest.raises(RunError, match=r"Peeks\.aggregate, round 0: .* client 0"):
         make_federation(Peeks, few_data(2), 1, sums="by_rank").run()
-
-
-def test_what_the_methods_here_need():
-    found = {name: uploads_needed(find_class(name, KINDS["method"])) for name in own_names(KINDS["method"])}
-    assert sorted(name for name, need in found.items() if need == "each") == ["fedmatch", "fedrgd", "proxyfl", "rscfed"]
-    assert sorted(k for k, need in found.items() if need == "mean") == [
-        *("cbafed", "fed_consist", "feddb", "fedirm", "fl2"),
-    ]

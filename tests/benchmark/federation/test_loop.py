@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmark.federation.loop import Federation, assign
+from benchmark.federation.loop import assign
 from benchmark.registry import KINDS, find_class
 from datamodules.base import SiteData
-from datamodules.common.errors import ConfigError, RunError
+from datamodules.common.errors import RunError
 from federations import Unaugmented, few_data, make_data, make_federation, run_rows, same_tensors
 from methods.base import Stream, Visit
 
@@ -54,11 +54,6 @@ def test_visits_are_dealt_out_whole_and_level(plan, sizes, ranks):
     assert assign(visits, ranks) == parts
 
 
-def test_equal_clients_are_dealt_out_evenly():
-    parts = assign([Visit(client=c, size=100) for c in range(10)], 4)
-    assert sorted(len(part) for part in parts) == [2, 2, 3, 3]
-
-
 # --- what a row says
 
 
@@ -79,14 +74,6 @@ def test_steps_of_clients_and_of_the_server_are_counted():
     made = make_federation("server_only", server, rounds=2, server_epochs=3, server_pretrain=4, server_batch_size=10)
     epochs = -(-len(server.server.labelled) // 10) * 3
     assert [row["steps"] for row in run_rows(made)] == [(4 + 1) * epochs, (4 + 2) * epochs]
-
-
-def test_statistics_count_as_bytes():
-    """A relation matrix goes down to everybody, and up from clients with labels."""
-    data = few_data(3, 1)
-    (row,) = run_rows(make_federation("fedirm", data, rounds=1, warmup_rounds=0))
-    assert row["bytes_down"] == 3 * 4 * (PARAMETERS + 100)
-    assert row["bytes_up"] == 3 * 4 * PARAMETERS + 4 * 100
 
 
 def test_a_row():
@@ -114,22 +101,6 @@ def test_a_round_says_which_classes_and_clients_its_model_serves():
     again.load_state_dict(run.state_dict())
     again.run()
     assert torch.equal(again.confusion, matrix) and again.averaged == run.averaged
-
-
-class Guesses(Unaugmented):
-    """Predicts by chance."""
-
-    def predict(self, x):
-        return torch.rand(len(x), 10)
-
-
-def test_a_run_stopped_after_its_last_round_is_evaluated_with_the_same_draws():
-    """Its matrix is then that of the row that it has written already."""
-    run, again = federation(Guesses), federation(Guesses)
-    run.run()
-    again.load_state_dict(run.state_dict())
-    again.run()
-    assert torch.equal(again.confusion, run.confusion)
 
 
 @pytest.mark.parametrize(("every", "evaluated"), [(1, [0, 1, 2, 3, 4]), (2, [1, 3, 4]), (5, [4]), (9, [4])])
@@ -160,13 +131,6 @@ def test_evaluating_is_repeatable_and_harmless():
     assert run.evaluate() == run.evaluate()
     assert run.method.training
     assert run.run_round(1) == reference.run_round(1)
-
-
-@pytest.mark.parametrize("bad", [{"rounds": 0}, {"rounds": 1, "eval_every": 0}])
-def test_no_rounds(bad):
-    run = federation()
-    with pytest.raises(ConfigError, match="=0"):
-        Federation(run.method, run.data, run.roster, run.fabric, **{"seed": 0, **bad})
 
 
 # --- plans
@@ -229,33 +193,6 @@ def test_a_plan_with_a_client_that_does_not_exist(client):
 
 
 # --- symmetries
-
-
-def test_names_of_clients_do_not_matter():
-    """The same clients under other ids give the same model, up to the order of summation."""
-    data, turned = few_data(4), few_data(4)
-    site = data.clients[0]
-    data.clients[0] = SiteData(site.labelled[:20], site.labels[:20], site.unlabelled)
-    for client, site in enumerate(data.clients[::-1]):
-        turned.clients[client] = site
-    runs = [federation(Unshuffled, data=d, rounds=3, precision="64-true") for d in (data, turned)]
-    for run in runs:
-        run_rows(run)
-    for name, value in runs[0].server.items():
-        torch.testing.assert_close(runs[1].server[name], value, rtol=1e-11, atol=1e-13)
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_identical_clients_are_one_client(count):
-    """k clients that hold the same images return the model of one, bit for bit."""
-    one, many = few_data(4), few_data(4)
-    for client in range(count):
-        many.clients[client] = many.clients[0]
-    runs = [federation(Unshuffled, data=data) for data in (one, many)]
-    for run, clients in zip(runs, (1, count), strict=True):
-        run.roster.num_clients = clients
-        run_rows(run)
-    assert same_tensors(runs[0].server, runs[1].server)
 
 
 def test_a_client_without_images_does_not_pull():

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,36 +19,22 @@ I = torch.tensor([2, 0, 1])  # noqa: E741
 
 HOST_READS: dict[str, tuple[str, Callable[[], object]]] = {
     "item": ("aten._local_scalar_dense", lambda: X.sum().item()),
-    "float": ("aten._local_scalar_dense", lambda: float(X.sum())),
-    "if": ("aten._local_scalar_dense", lambda: 1 if X.sum() > 0 else 0),
-    "format": ("aten._local_scalar_dense", lambda: f"{X.sum():.3f}"),
     "slice": ("aten._local_scalar_dense", lambda: X[: I[0]]),
-    "scalar argument": ("aten._local_scalar_dense", lambda: torch.full((2,), X.sum())),
     "assertion": ("aten._local_scalar_dense", lambda: F.one_hot(I, 3)),
     "inference mode": ("aten._local_scalar_dense", torch.inference_mode()(lambda: bool(X.any()))),
     "non-fused Adam": ("aten._local_scalar_dense", lambda: stepped(torch.optim.Adam, lr=0.1)),
-    "rate tensor": ("aten._local_scalar_dense", lambda: stepped(torch.optim.SGD, lr=torch.tensor(0.1), foreach=False)),
     "equal": ("aten.equal", lambda: torch.equal(X, X)),
-    "allclose": ("aten.allclose", lambda: torch.allclose(X, X)),
     "nonzero": ("aten.nonzero", lambda: X.nonzero()),
-    "where": ("aten.nonzero", lambda: torch.where(X > 2)),
     "where in inference mode": ("aten.nonzero", torch.inference_mode()(lambda: torch.where(X > 2))),
     "masked_select": ("aten.masked_select", lambda: X.masked_select(X > 2)),
     "mask": ("aten.index", lambda: X[X > 2]),
-    "mask of rows": ("aten.index", lambda: X[torch.tensor([True, False])]),
     "mask of bytes": ("aten.index", lambda: torch.ops.aten.index(X, [torch.tensor([1, 0], dtype=torch.uint8)])),
     "write by mask": ("aten.index_put_", lambda: X.clone().index_put_((X > 2,), torch.ones(3))),
     "unique": ("aten._unique2", lambda: I.unique()),
-    "unique_consecutive": ("aten.unique_consecutive", lambda: I.unique_consecutive()),
-    "bincount": ("aten.bincount", lambda: I.bincount()),
-    "repeat_interleave": ("aten.repeat_interleave", lambda: X.repeat_interleave(I[:2], 0)),
     "histc": ("aten.histc", lambda: X.histc()),
-    "isin": ("aten.isin", lambda: torch.isin(I, I)),
     "inverse": ("aten._linalg_check_errors", lambda: torch.linalg.inv(torch.eye(3))),
     "tolist": ("Tensor.tolist", lambda: X.tolist()),
     "numpy": ("Tensor.numpy", lambda: X.numpy()),
-    "asarray": ("Tensor.__array__", lambda: np.asarray(X)),
-    "cpu": ("Tensor.cpu", lambda: X.cpu()),
 }
 
 
@@ -87,29 +72,14 @@ def test_a_read_in_a_backward_pass_is_refused_too() -> None:
         record(step, CPU)
 
 
-def test_counts_add_up_and_raise_no_error() -> None:
-    with count_host_reads() as reads:
-        for row in X:
-            float(row.sum())
-        X[X > 2].tolist()
-    assert reads == {"aten._local_scalar_dense": 2, "aten.index": 1, "Tensor.tolist": 1}
-    float(X.sum())
-    assert reads.total() == 4
-
-
 G, FOREIGN = torch.Generator(), torch.Generator()
 
 DRAWS: dict[str, Callable[[], object]] = {
     "rand": lambda: torch.rand(3),
-    "rand_like": lambda: torch.rand_like(X),
-    "randperm": lambda: torch.randperm(3),
-    "normal_": lambda: torch.empty(3).normal_(),
     "bernoulli": lambda: torch.bernoulli(X / 6),
     "dropout": lambda: F.dropout(X, 0.5),
-    "rrelu": lambda: F.rrelu(X - 3, training=True),
     "attention": lambda: F.scaled_dot_product_attention(*[X[None]] * 3, dropout_p=0.5),
     "gamma": lambda: torch._standard_gamma(X + 1),
-    "default generator": lambda: torch.rand(3, generator=torch.default_generator),
     "foreign generator": lambda: torch.rand(3, generator=FOREIGN),
 }
 
@@ -124,17 +94,11 @@ def test_a_draw_from_another_generator_is_refused(case: str) -> None:
 ALLOWED: dict[str, Callable[[], object]] = {
     "integer indices": lambda: X[:, I] + X[:, [0, 1, 2]],
     "write by integers": lambda: X.clone().index_put_((I[:1] - 2,), torch.ones(3)),
-    "fill by mask": lambda: X.clone().masked_fill_(X > 2, 0.0),
     "assignment by mask": lambda: X.clone().__setitem__(X > 2, 0.0),
     "assignment by mask before torch 2.12": lambda: torch.ops.aten.index_put_(X.clone(), [X > 2], torch.tensor(0.0)),
-    "where": lambda: torch.where(X > 2, X, 0.0),
     "0-dim tensors": lambda: X.clone().lerp_(X * 2, X.mean()).clamp(max=X.mean()).fill_(X.sum()),
-    "Python loops over rows": lambda: [row.sum() for row in X],
-    "shapes": lambda: torch.zeros(X.shape[0], X.numel()) + len(X),
     "dropout in evaluation": lambda: F.dropout(X, 0.5, training=False) + F.dropout(X, 0.0),
-    "attention without dropout": lambda: F.scaled_dot_product_attention(*[X[None]] * 3),
     "gamma": lambda: torch._standard_gamma(X + 1, generator=G),
-    "cross-entropy": lambda: F.cross_entropy(X, I[:2]).square(),
 }
 
 

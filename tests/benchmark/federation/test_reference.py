@@ -71,7 +71,7 @@ class Epochs(IterableDataset):
 
 def test_one_client_that_holds_everything_is_central_training():
     """A plain Trainer over the same epochs ends at the same bits, with labels, pseudo-labels and kept momentum."""
-    args = {"unsup_norm": "all", "lr_schedule": "constant", "server_momentum": 0.0, "local_epochs": 1}
+    args = {"lr_schedule": "constant", "server_momentum": 0.0, "local_epochs": 1}
 
     def made():
         data = FewDigits(

@@ -10,7 +10,7 @@ from torch import nn
 
 from benchmark.contract.federations import tiny_federation
 from benchmark.federation.loop import Federation
-from benchmark.federation.scaling import FIRST_SCALE, LossScaler, fabric_precision
+from benchmark.federation.scaling import FIRST_SCALE
 from datamodules.common.errors import ConfigError, RunError
 from federations import Supervised, contract_federation, different, fewest_data, make_federation, plain_fabric, run_rows
 from methods.ablations.feddure import Released
@@ -151,48 +151,6 @@ def test_an_optimiser_steps_once_while_the_scale_stands_still() -> None:
         run(StepsTwice)
 
 
-class TwoParts(Plain):
-    """All gradients first, then the steps of two optimisers; the first one's overflows in the first step."""
-
-    def __init__(self, model: Any, **base: Any) -> None:
-        super().__init__(model, **base)
-        self.automatic_optimization = False
-
-    def configure_optimizers(self) -> Any:
-        body = [p for name, p in self.model.named_parameters() if not name.startswith("head")]
-        return [torch.optim.SGD(part, 0.1, fused=True) for part in (self.model.head.parameters(), body)]
-
-    def training_step(self, batch: Batch, batch_idx: int) -> None:
-        optimizers: Any = self.optimizers()
-        loss = super().training_step(batch, batch_idx)
-        if batch_idx == 0:
-            loss = loss + 0.0 * sum(p.sum() for p in self.model.head.parameters()) * 1e37
-        self.manual_backward(loss)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def test_an_overflow_in_one_optimiser_leaves_the_other_its_scale() -> None:
-    """The body's gradients are divided by the scale that they were made with: it trains as without scaling."""
-    without = run(BodyAlone, precision="32-true")[0]
-    both, rows = run(TwoParts)
-    assert rows[0]["overflow"] > 0
-    assert different(both.server, without.server) == []
-
-
-class BodyAlone(TwoParts):
-    """The first step is the body's."""
-
-    def training_step(self, batch: Batch, batch_idx: int) -> None:
-        optimizers: Any = self.optimizers()
-        self.manual_backward(Plain.training_step(self, batch, batch_idx))
-        for number, optimizer in enumerate(optimizers):
-            if number or batch_idx:
-                optimizer.step()
-            optimizer.zero_grad()
-
-
 @pytest.mark.parametrize("method", ["fedavg", "fl2", "fedmatch"])
 def test_engines_and_order_change_no_bit(method: str) -> None:
     """In float16, replayed steps in slots come to the reference's bits, in whatever order clients come."""
@@ -203,39 +161,9 @@ def test_engines_and_order_change_no_bit(method: str) -> None:
     assert different(runs[1].server, runs[0].server) == []
 
 
-def test_resuming_needs_no_scale() -> None:
-    """A run that goes on from its checkpoint meets the scales that it would have met."""
-    whole, rows = run(Overflows)
-    part = two_clients(Overflows)
-    part.server_phase(0, first=True)
-    part.run_round(0)
-    part.round = 1
-    rest = two_clients(Overflows)
-    rest.load_state_dict(part.state_dict())
-    assert run_rows(rest) == rows[1:]
-    assert different(rest.server, whole.server) == []
-
-
 def test_a_method_that_cannot_says_why() -> None:
     """With method, reason and remedy; its ablations without what stands in the way can."""
     with pytest.raises(ConfigError, match=r"FedDure cannot train in 16-mixed: F-reg's look-ahead .*use .*32-true"):
         contract_federation("feddure", precision="16-mixed")
     rows = run_rows(tiny_federation(Released, plain_fabric("16-mixed")))
     assert [row["overflow"] for row in rows] == [0.0, 0.0]
-
-
-def test_the_precision_is_the_one_that_was_asked_for() -> None:
-    """Fabric by itself would compute in bfloat16 on a CPU."""
-    with plain_fabric("16-mixed").autocast():
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float16
-    assert fabric_precision("16-mixed", "cuda") == {"precision": "16-mixed"}
-
-
-def test_every_fit_begins_with_the_first_scale_in_the_same_tensor() -> None:
-    """A recorded step reads it there."""
-    scaler = LossScaler(torch.device("cpu"))
-    scaler.scale(torch.ones(()))
-    place = scaler._scale
-    scaler.update(2.0)
-    scaler.begin([])
-    assert scaler._scale is place and scaler.get_scale() == FIRST_SCALE

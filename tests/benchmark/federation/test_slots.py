@@ -118,18 +118,6 @@ def test_what_a_recording_holds_fast_may_change(cls: type, recorded: bool) -> No
     assert all(torch.equal(value, turns.server[name]) for name, value in run(cls).server.items())
 
 
-def test_the_rarest_recording_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is room for one, it is of the kind of step that comes most often, and the result is the same."""
-    monkeypatch.setattr(slots, "MOST_RECORDINGS", 1)
-    expected = run(Plain)
-    federation = run(Plain, slots=1)
-    assert isinstance(federation.engine, slots.SlotsEngine)
-    (slot,) = federation.engine.slots
-    assert len(slot.recorded) == 1 and len(slot.met) > 1
-    assert list(slot.recorded) == [key for key, _ in slot.met.most_common(1)]
-    assert all(torch.equal(value, federation.server[name]) for name, value in expected.server.items())
-
-
 def test_steps_are_counted_by_how_they_were_taken() -> None:
     """Batches of 18 and a last one of 12: the first of each is eager, the second captured, in every slot."""
     federation = make_federation(Plain, fewest_data(2), rounds=2, batch_size=18, local_epochs=2, slots=2)

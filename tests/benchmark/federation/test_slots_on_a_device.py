@@ -25,7 +25,7 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from benchmark.federation import optimizers, slots
+from benchmark.federation import optimizers
 from benchmark.federation.recording import CudaGraph, reads_host
 from datamodules.common.errors import RunError
 from federations import different, half_trained, rounds_until, tiny_federation
@@ -343,18 +343,6 @@ def test_slots_on_a_device(method: str, replay: bool) -> None:
         rows, server = on_the_device(method, slots=3, replay=replay)
     assert different(server, expected) == [] and rows == expected_rows
     assert DEVICE.races == {} and bool(replays.call_count) is replay
-
-
-@pytest.mark.parametrize(("after", "number"), [(60, 3), (10, 1)])
-def test_there_are_as_many_slots_as_fit(after: int, number: int) -> None:
-    """Of 80 MB a visit takes 20 (its weights 0.4) or all but 10; the slots that are added race with none."""
-    with (
-        patch.object(slots, "available_bytes", side_effect=[80 * 10**6, after * 10**6]),
-        patch.object(slots, "copies_of", side_effect=slots.copies_of) as copies,
-    ):
-        _, server = on_the_device("fed_consist", slots="auto")
-    assert copies.call_args.args[1] == number - 1
-    assert different(server, on_the_cpu("fed_consist")[1]) == [] and DEVICE.races == {}
 
 
 @pytest.mark.parametrize(

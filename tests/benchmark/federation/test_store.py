@@ -50,19 +50,6 @@ def test_all_states_come_back_and_the_last_ones_lie_in_memory(tmp_path):
     assert not store and store.bytes == 0 and not list((tmp_path / "states").iterdir())
 
 
-def test_without_a_limit_the_tensors_are_those_that_were_given():
-    store, given = Store(), state(1)
-    store[0] = given
-    assert store[0].tensors["mine"] is given.tensors["mine"]
-
-
-def test_what_a_killed_process_has_left_is_removed(tmp_path):
-    (tmp_path / "states").mkdir()
-    (tmp_path / "states" / "1.pt").write_bytes(b"old")
-    Store(0, tmp_path / "states")
-    assert not (tmp_path / "states").exists()
-
-
 def test_the_late_end_of_an_earlier_store_leaves_the_files_alone(tmp_path):
     """A run that has failed lives on in its error, and ends when the same folder's next run has begun."""
     folder = tmp_path / "states"
