@@ -16,7 +16,6 @@ from benchmark.commands.common import (
     jobs_and_gpus,
     made_by_other_code,
     numbers,
-    refuse,
     runtime_of,
 )
 from benchmark.files import dump_yaml, read_yaml, write_atomic
@@ -47,7 +46,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     """Run the command; returns its exit code."""
-    refuse({name: value for name, value in dotted.items() if not name.startswith("method.")}, "enter")
+    if others := [name for name in dotted if not name.startswith("method.")]:
+        raise ConfigError(f"enter takes no --{others[0]}: all rows of a setting share it")
     from benchmark.board.tune import tune
     from benchmark.launch import pool
     from benchmark.launch.progress import Display

@@ -77,8 +77,6 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     if asked_help(dotted):
         return 0
     given = dict(vars(options))
-    if "," in (given.get("seed") or "") and not given.get("dry_run"):
-        _start_server()
     dry, seeds = given.pop("dry_run", False), numbers(given.pop("seed", None), "--seed")
     overwrite, export = given.pop("overwrite", False), given.pop("export", None)
     values, row = _start(given, dotted)
@@ -230,15 +228,6 @@ def _check_export(export: str, dry: bool, runs: int) -> None:
         raise ConfigError(f"--export {export}: a file holds the model of one run; this is {what}")
     if Path(export).is_dir():
         raise ConfigError(f"--export {export}: this is a folder; give the file to write, such as {export}/model.pt")
-
-
-def _start_server() -> None:
-    """Let the server of processes import what runs need while this process does the same."""
-    from benchmark.launch import pool
-    from benchmark.launch.launchers import is_one_of_several
-
-    if not is_one_of_several():
-        pool.server()
 
 
 def _several(named: Sequence[tuple[Mapping[str, str], Run]], tell: Any, again: str) -> int:

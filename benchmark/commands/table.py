@@ -17,21 +17,18 @@ from benchmark.commands.common import (
     listed,
     made_by_other_code,
     numbers,
-    refuse,
     runtime_of,
     same_command,
     warn_of_slow_precision,
 )
 from benchmark.config import Run, Runtime
 from benchmark.console import printable
-from benchmark.launch.signals import STOPPED
 from benchmark.suites import side_files
 from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import ConfigError, Stopped
 from datamodules.common.precision import PRECISIONS
 
 if TYPE_CHECKING:
-    from benchmark.launch.pool import RunOutcome
     from benchmark.report.layout import Rendered
     from benchmark.suites.plan import Plan
 
@@ -75,9 +72,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_jobs_arguments(parser)
 
 
-def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
+def run(options: Namespace) -> int:
     """Run the command; returns its exit code."""
-    refuse(dotted, "table")
     runtime = runtime_of(options)
     named = options.readme or ("README.md" if runtime.results_dir == Runtime.results_dir else None)
     readme = Path(named) if named and Path(named).exists() else None
@@ -130,13 +126,11 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, readme: Path | None
         display = Display(len(missing))
         try:
             outcomes = pool.run_all(missing, jobs, gpus, display)
-        except (KeyboardInterrupt, Stopped) as ended:
-            how, code = (str(ended), STOPPED) if isinstance(ended, Stopped) else ("interrupted", 130)
-            again = same_command(options.overwrite)
-            print(f"{how} after {display.done} of {len(missing)} runs; {again}", file=sys.stderr)
+        except (KeyboardInterrupt, Stopped):
+            print(f"{display.done} of {len(missing)} runs have ended", file=sys.stderr)
             for run in display.going_on:
                 print(f"  {continuation(run)}", file=sys.stderr)
-            return code
+            raise
 
     plan.look_again()
     pages = _write(suite, plan, published, options, runtime, readme, mirror=bool(outcomes))
@@ -145,7 +139,8 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, readme: Path | None
     if not missing:
         print(f"nothing was missing: all {len(wanted)} runs are complete")
     bad = [outcome for outcome in outcomes if outcome.status != "complete"]
-    _complain(bad)
+    for one in bad:
+        print(printable(f"{one.status}: {one.run.cells[0]}, {one.run.folder}: {one.message}"), file=sys.stderr)
     if bad and options.overwrite:
         print(f"{same_command(options.overwrite)} runs only these", file=sys.stderr)
     return 1 if bad else 0
@@ -236,9 +231,3 @@ def _show(pages: "Sequence[Rendered]", asked: Sequence[str], path: Path) -> None
         print(f"\n{page.terminal}")
     others = f" (this one and {len(pages) - len(shown)} more)" if len(pages) > len(shown) else ""
     print(f"{path}{others}")
-
-
-def _complain(bad: "Sequence[RunOutcome]") -> None:
-    for outcome in bad:
-        where = f"{outcome.run.cells[0]}, {outcome.run.folder}"
-        print(printable(f"{outcome.status}: {where}: {outcome.message}"), file=sys.stderr)
