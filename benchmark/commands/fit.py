@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from itertools import product
-from math import prod
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -42,8 +41,6 @@ from benchmark.suites.suite import load
 from datamodules.common.errors import BenchError, ConfigError, Stopped, message_of
 
 ABOUT = f"Run one configuration, or finish it. {DOTTED} Several values, --method.lr 0.01,0.03, are run one by one."
-
-MOST_POINTS = 10_000
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -88,8 +85,9 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         for seed in dict.fromkeys(seeds or [first.config.seed])
     ]
     runs = [run for _, run in named]
-    if export:
-        _check_export(export, dry, len(runs))
+    if export and (dry or len(runs) > 1 or Path(export).is_dir()):
+        what = "a dry run" if dry else f"a command for {len(runs)} runs" if len(runs) > 1 else "a folder"
+        raise ConfigError(f"--export {export}: a file holds the model of one run; this is {what}")
 
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
@@ -134,15 +132,13 @@ def grid(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> list[dict[str,
         dotted: options of the method, the data set and the roster, as text.
 
     Raises:
-        ConfigError: an unknown class, or more than ``MOST_POINTS`` points.
+        ConfigError: an unknown class.
     """
     several: dict[str, list[str]] = {}
     for option, text in dotted.items():
         parts = _parts(text) if isinstance(text, str) else []
         if len(parts) > 1 and not _takes(values, option, text) and any(_takes(values, option, part) for part in parts):
             several[option] = list(dict.fromkeys(parts))
-    if (points := prod(map(len, several.values()))) > MOST_POINTS:
-        raise ConfigError(f"these options make a grid of {points:,} runs per seed; at most {MOST_POINTS:,} are started")
     return [dict(zip(several, point, strict=True)) for point in product(*several.values())]
 
 
@@ -219,15 +215,6 @@ def _row(suite: str | None, row: str | None, path: str | None, scale: str | None
     suites = load(suite)
     scale = scale or next(iter(suites.spec["scales"]))
     return suites.run(suites.row(row, scale), scale)
-
-
-def _check_export(export: str, dry: bool, runs: int) -> None:
-    """Refuse to export what is not the model of one run, or to a folder."""
-    if dry or runs > 1:
-        what = "a dry run" if dry else f"a command for {runs} runs"
-        raise ConfigError(f"--export {export}: a file holds the model of one run; this is {what}")
-    if Path(export).is_dir():
-        raise ConfigError(f"--export {export}: this is a folder; give the file to write, such as {export}/model.pt")
 
 
 def _several(named: Sequence[tuple[Mapping[str, str], Run]], tell: Any, again: str) -> int:

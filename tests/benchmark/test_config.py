@@ -26,7 +26,7 @@ from benchmark.config import (
     with_pipeline,
 )
 from benchmark.files import dump_yaml, load_yaml, read_value
-from benchmark.registry import ClassSpec, Kind, known_names, register_local
+from benchmark.registry import ClassSpec, Kind, register_local
 from datamodules.common.errors import ConfigError
 from datamodules.common.switches import check_switches, switches
 from datamodules.partition.roster import Roster
@@ -90,18 +90,6 @@ def test_resolve_fills_every_default_of_the_class_and_its_bases(zoo):
         "lr": 0.03,
         "batch_size": 64,
     }
-
-
-def test_resolve_keeps_where_the_data_lies_out_of_the_identity(zoo):
-    assert resolve(config()).data.init_args == {"beta": 0.8, "partition_seed": 1337}
-    with pytest.raises(ConfigError, match="'data_dir'"):
-        resolve(config(data={"class_path": "digits", "init_args": {"data_dir": "/x"}}))
-
-
-def test_configurations_of_the_same_values_share_nothing_that_can_change():
-    values = {"method": "fedavg", "data": "digits", "model_args": {"width": [1, 2]}}
-    from_dict(values).model_args["width"].append(3)
-    assert from_dict(values).model_args == values["model_args"] == {"width": [1, 2]}
 
 
 def test_resolve_is_idempotent_and_a_default_spelt_out_is_the_same_run(zoo):
@@ -218,11 +206,6 @@ def test_folder_names_the_run(zoo):
     assert ClassSpec("my_package.mine.Data").name == "my_package.mine.Data"
 
 
-def test_known_names_are_the_modules_that_define_a_class(zoo):
-    assert known_names(classes.KINDS["method"]) == ["mean_teacher"]
-    assert known_names(classes.KINDS["data"]) == ["digits"]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -289,11 +272,6 @@ def test_yaml_values_are_read_as_people_mean_them(text, value):
 def test_yaml_that_is_no_mapping(text):
     with pytest.raises(ConfigError, match=r"^some\.yaml: "):
         load_yaml(text, "some.yaml")
-
-
-def test_aliases_stand_for_what_they_name():
-    text = "a: &a {x: 1, y: &y [2, 3]}\nb: {<<: *a, x: *y}\nc: [*y, *y]"
-    assert load_yaml(text, "here") == {"a": {"x": 1, "y": [2, 3]}, "b": {"x": [2, 3], "y": [2, 3]}, "c": [[2, 3]] * 2}
 
 
 class Switches:

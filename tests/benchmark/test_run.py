@@ -2,19 +2,16 @@
 
 import json
 import re
-import shutil
 import sys
 import textwrap
 import traceback
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from benchmark import run
-from benchmark.api import load_run
 from benchmark.config import identity
 from benchmark.federation.assembly import make
 from benchmark.run import fit
@@ -98,14 +95,6 @@ def test_a_run_that_other_code_of_the_method_has_made_is_not_shown_in_passing(tm
     monkeypatch.setattr("of_today.Mine.revision", 2)
     with pytest.raises(ConfigError, match=rf"{made} .* is there now, method 2, .*delete the folder"):
         fit(config)
-
-
-@pytest.mark.parametrize("keep", [0, 100, -1])
-def test_torn_weights_are_named(reference, tmp_path, keep):
-    path = Path(shutil.copytree(reference, tmp_path / reference.name))
-    (path / "weights.pt").write_bytes((path / "weights.pt").read_bytes()[:keep])
-    with pytest.raises(RunError, match=r"weights\.pt: the weights cannot be read \(.*\); run it again"):
-        _ = load_run(path).method
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_several_values_make_a_grid(here, fitted, capsys):
         ("--method.lr 0.01,-1", "error: method.lr -1: FedAvg: lr=-1.0 is out of range: from 0"),
         ("--roster.participants 2,99", "error: roster.participants 99: roster: 99 participants "),
         ("--seed 0.5", "--seed 0.5: write numbers"),
-        ("--export .", "--export .: this is a folder"),
+        ("--export .", "--export .: a file holds"),
     ],
 )
 def test_a_list_with_a_wrong_value_runs_nothing_and_names_it(here, fitted, capsys, options, message):
