@@ -6,7 +6,7 @@ result = fit("fedavg", "digits", rounds=10)
 result.rounds.plot(x="round", y="acc")
 """
 
-import os
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
@@ -166,7 +166,7 @@ def fit(
         **options,
         "runtime": runtime,
     }
-    run = Run.of(from_dict(with_pipeline(_plain(values))))
+    run = Run.of(from_dict(with_pipeline(json.loads(json.dumps(values, default=_plain)))))
     return _in_memory(run) if results_dir is None else _on_disk(run)
 
 
@@ -280,11 +280,5 @@ def _named(given: str | type) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A configuration in which numbers of NumPy are plain ones, and paths are texts."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+    """A number of NumPy as a plain one, and a path as text."""
+    return value.item() if isinstance(value, np.generic) else str(value)

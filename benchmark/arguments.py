@@ -1,15 +1,18 @@
-"""Arguments of a class: which its constructor takes, of which types, and given values converted to these."""
+"""Arguments of a class: which its constructor takes, what they mean, and given values converted to their types."""
 
-import argparse
 import inspect
 import json
+import re
 from collections.abc import Collection, Mapping
-from copy import deepcopy
-from functools import cache, lru_cache
-from pathlib import Path
+from dataclasses import dataclass
+from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import docstring_parser
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter
+
+from benchmark.files import read_value
 from benchmark.registry import KINDS, ClassSpec, find_class, one_line, unknown
 from datamodules.common.errors import BenchError, ConfigError
 from datamodules.common.plugins import place
@@ -18,14 +21,57 @@ ELSEWHERE = {"model": "--model", "data_dir": "--data_dir", "run_seed": "--seed"}
 """Arguments that the run supplies, and the option of ``fit`` that sets each of them."""
 
 
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a constructor: its type as annotated, and its default, if any."""
+
+    type: Any
+    default: Any = inspect.Parameter.empty
+
+    @property
+    def is_required(self) -> bool:
+        """Whether it has no default."""
+        return self.default is inspect.Parameter.empty
+
+
+def parameters(cls: type) -> Mapping[str, Argument]:
+    """Arguments of ``cls.__init__`` by name; where it hands others on (``**base``), those of its bases too."""
+    return _parameters(cls)
+
+
+@cache
+def _parameters(cls: type) -> Mapping[str, Argument]:
+    known: dict[str, Argument] = {}
+    for base in cls.__mro__:
+        init = vars(base).get("__init__")
+        if init is None:
+            continue
+        own, hints = list(inspect.signature(init).parameters.values())[1:], _hints(init)
+        for p in own:
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+                known.setdefault(p.name, Argument(hints.get(p.name, Any), p.default))
+        if all(p.kind is not p.VAR_KEYWORD for p in own):
+            break
+    return known
+
+
+def _hints(function: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(function)
+    except NameError:  # imported for type checkers alone
+        return {}
+
+
 def build(spec: ClassSpec, slot: str, **supplied: Any) -> Any:
     """An instance of the spec's class; ``supplied`` are the arguments that the run itself hands over.
 
     Raises:
         ConfigError: an argument is missing, unknown or of the wrong type, or the constructor fails.
     """
-    cls, args = resolved(spec, slot, supplied, plain=False)
-    for name in sorted(without_default(cls) - set(args) - set(supplied)):
+    cls = find_class(spec.class_path, KINDS[slot])
+    given = _without_retired(cls, spec.init_args)
+    args = converted(cls, given, slot, handed_over(cls, slot, given) | set(supplied))
+    for name in sorted(_required(cls) - set(args) - set(supplied)):
         network = slot == "method" and "model" not in inspect.signature(cls).parameters
         hint = "; if it is the network, call it `model`: a run hands it over under this name" if network else ""
         raise ConfigError(f"{slot} argument '{name}' of {cls.__name__} has no default: give --{slot}.{name}{hint}")
@@ -42,191 +88,106 @@ def build(spec: ClassSpec, slot: str, **supplied: Any) -> Any:
         raise ConfigError(f"the {KINDS[slot].what} {cls.__name__} cannot be made: {why}") from error
 
 
-def resolved(
-    spec: ClassSpec, slot: str, supplied: Collection[str] = (), *, plain: bool = True
-) -> tuple[type, dict[str, Any]]:
-    """The class of a spec, and all its arguments but those that a run hands over.
-
-    Args:
-        spec: the class, and the arguments that are given.
-        slot: ``method`` or ``data``.
-        supplied: further arguments that are handed over.
-        plain: as in ``typed_args``.
+def resolved(spec: ClassSpec, slot: str) -> tuple[type, dict[str, Any]]:
+    """The class of a spec, and all its arguments but those that a run hands over, as plain data.
 
     Raises:
         ConfigError: unknown class or argument (with the closest known one), or a value of the wrong type.
     """
     cls = find_class(spec.class_path, KINDS[slot])
-    given = {name: value for name, value in spec.init_args.items() if not _is_retired(cls, name, value)}
-    return cls, typed_args(cls, given, slot, handed_over(cls, slot, given) | set(supplied), plain=plain)
+    given = _without_retired(cls, spec.init_args)
+    return cls, typed_args(cls, given, slot, handed_over(cls, slot, given))
 
 
-def _is_retired(cls: type, name: str, value: object) -> bool:
-    """Whether a class no longer has an argument, and always does what this value said (``FedMethod.retired``)."""
-    return name not in parameters(cls) and any(
-        name in (kept := vars(base).get("retired", {})) and kept[name] == value for base in cls.__mro__
-    )
+def _without_retired(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments without those that a class no longer has, if it always does what they say (``FedMethod.retired``)."""
+    kept = [vars(base).get("retired", {}) for base in cls.__mro__]
+    retired = {name for own in kept for name in own if name in given and own[name] == given[name]}
+    return {name: value for name, value in given.items() if name in parameters(cls) or name not in retired}
 
 
-def parameters(cls: type) -> dict[str, bool]:
-    """Arguments of ``__init__`` (bases included), and whether each has to be given."""
-    return dict(_parameters(cls))
-
-
-@cache
-def _parameters(cls: type) -> Mapping[str, bool]:
-    known: dict[str, bool] = {}
-    for base in cls.__mro__:
-        init = base.__dict__.get("__init__")
-        if init is None:
-            continue
-        own = list(inspect.signature(init).parameters.values())[1:]
-        for p in own:
-            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
-                known.setdefault(p.name, p.default is p.empty)
-        if all(p.kind is not p.VAR_KEYWORD for p in own):
-            break
-    return known
-
-
-def without_default(cls: type) -> set[str]:
-    """Arguments of ``__init__`` that have no default: the run supplies them (e.g. the network)."""
-    return {name for name, required in parameters(cls).items() if required}
+def _required(cls: type) -> set[str]:
+    return {name for name, argument in parameters(cls).items() if argument.is_required}
 
 
 def handed_over(cls: type, slot: str, given: Collection[str] = ()) -> set[str]:
     """Arguments of ``cls`` that are the run's to supply: the kind's own, and those without default or given value."""
-    return set(KINDS[slot].supplied) | (without_default(cls) - set(given))
+    return set(KINDS[slot].supplied) | (_required(cls) - set(given))
 
 
-def typed_args(
-    cls: type, values: Mapping[str, Any], where: str, skip: Collection[str] = (), *, plain: bool = True
-) -> dict[str, Any]:
-    """All arguments of ``cls.__init__`` (bases included), ``values`` checked and converted to their types.
+def typed_args(cls: type, values: Mapping[str, Any], where: str, skip: Collection[str] = ()) -> dict[str, Any]:
+    """All arguments of a class that have a value, as plain data (tuples as lists, paths as strings).
+
+    The arguments and errors are those of ``converted``.
+    """
+    args = {name: a.default for name, a in parameters(cls).items() if name not in skip and not a.is_required}
+    given = converted(cls, values, where, skip)
+    return dict(json.loads(json.dumps(args | given, default=str)))
+
+
+def converted(cls: type, values: Mapping[str, Any], where: str, skip: Collection[str] = ()) -> dict[str, Any]:
+    """Given arguments of a class or dataclass, converted to the types of its constructor.
 
     Args:
         cls: class or dataclass.
-        values: given arguments.
+        values: given arguments. Texts are read as in a YAML file where the type is no text.
         where: prefix of error messages.
         skip: arguments that are not configurable.
-        plain: return plain data (tuples as lists, paths as strings) that YAML and JSON can hold.
 
     Raises:
         ConfigError: unknown argument (with the closest known one) or a value of the wrong type.
     """
-    key = json.dumps(dict(values), default=str, skipkeys=True)
-    if json.loads(key) == values:
-        args = _cached(cls, key, where, frozenset(skip))
-    else:
-        args = _parsed(cls, values, where, frozenset(skip))
-    return dict(json.loads(json.dumps(args, default=str))) if plain else deepcopy(args)
-
-
-@lru_cache(maxsize=4096)
-def _cached(cls: type, values: str, where: str, skip: frozenset[str]) -> dict[str, Any]:
-    """``_parsed``, of JSON: a suite asks for the same arguments in hundreds of rows."""
-    given = json.loads(values)
-    args = _one_by_one(cls, given, skip)
-    return _parsed(cls, given, where, skip) if args is None else args
-
-
-def _one_by_one(cls: type, values: Mapping[str, Any], skip: frozenset[str]) -> dict[str, Any] | None:
-    """What ``_parsed`` returns, put together from arguments that are converted once each: rows of a suite share most.
-
-    ``None`` if a value does not fit, or if an argument may hold an object, whose parts have defaults of their own.
-    """
-    import jsonargparse
-
-    types, required = types_of(cls, skip), without_default(cls) - skip
-    plain = all(_is_plain(hint) and "." not in name for name, hint in types.items())  # a dot: of an object
-    if not (plain and required <= values.keys() <= types.keys()):
-        return None
-    try:
-        given = {name: _converted(cls, name, json.dumps(value), skip) for name, value in values.items()}
-        args = _unset(cls, skip | required) | given
-    except jsonargparse.ArgumentError:
-        return None
-    if any(args[name] is None and not _may_be_none(types[name]) for name in values):
-        return None
-    return {name: args[name] for name in types}
-
-
-@cache
-def _unset(cls: type, skip: frozenset[str]) -> dict[str, Any]:
-    """All arguments of a class, without those to ``skip``, if none is given."""
-    return dict(vars(parser_of(cls, skip).parse_object({})))
-
-
-@lru_cache(maxsize=4096)
-def _converted(cls: type, name: str, value: str, skip: frozenset[str]) -> Any:
-    """The value, in JSON, of one argument, converted to its type."""
-    others = without_default(cls) - {name}
-    return parser_of(cls, skip | others).parse_object({name: json.loads(value)}, defaults=False)[name]
-
-
-def _parsed(cls: type, values: Mapping[str, Any], where: str, skip: frozenset[str]) -> dict[str, Any]:
-    import jsonargparse
-
-    parser, types = parser_of(cls, skip), types_of(cls, skip)
+    types = {name: argument.type for name, argument in parameters(cls).items() if name not in skip}
     for name in values:
         if name in skip and name in ELSEWHERE:
             raise ConfigError(f"unknown {where} argument '{name}': give {ELSEWHERE[name]} instead")
         if name not in types:
             raise unknown(f"{where} argument", name, sorted(types), f" ({cls.__name__})")
-    try:
-        args = dict(vars(parser.parse_object(dict(values))))
-    except jsonargparse.ArgumentError as error:
-        wrong = next((name for name in values if not accepts(cls, name, values[name], skip)), None)
-        message = one_line(error) if wrong is None else _mismatch(where, wrong, values[wrong], types[wrong])
-        raise ConfigError(f"{where} ({cls.__name__}): {message}") from None
-    for name in values:
-        if args[name] is None and not _may_be_none(types[name]):  # jsonargparse takes null for any type
-            raise ConfigError(f"{where} ({cls.__name__}): {_mismatch(where, name, None, types[name])}")
+    args = {}
+    for name, value in values.items():
+        try:
+            args[name] = _converted(types[name], value)
+        except (ValueError, TypeError):
+            option = f"{where}.{name}" if where in (*KINDS, "roster") else name
+            given = "null" if value is None else value
+            raise ConfigError(
+                f"{where} ({cls.__name__}): --{option} {given}: expected {type_in_words(types[name])}"
+            ) from None
     return args
 
 
 def accepts(cls: type, name: str, value: object, skip: Collection[str] = ()) -> bool:
     """Whether a class has an argument of this name, other than those to ``skip``, whose type takes the value."""
-    import jsonargparse
-
-    others = without_default(cls) - {name}
     try:
-        parser_of(cls, frozenset(skip) | others).parse_object({name: value})
-    except jsonargparse.ArgumentError:
+        converted(cls, {name: value}, "", skip)
+    except ConfigError:
         return False
     return True
 
 
-def _mismatch(where: str, name: str, value: object, hint: Any) -> str:
-    """What is wrong with a value, by its option on the command line."""
-    option = f"{where}.{name}" if where in (*KINDS, "roster") else name
-    return f"--{option} {'null' if value is None else value}: expected {type_in_words(hint)}"
+def _converted(hint: Any, value: Any) -> Any:
+    """A value in the type ``hint``; a text may also stand for what YAML reads in it.
+
+    Raises:
+        ValueError, TypeError: the type does not take it.
+    """
+    adapter = _adapter(hint)
+    if isinstance(value, str):
+        if hint is not Any and value != "null":
+            try:
+                return adapter.validate_json(json.dumps(value))
+            except ValueError:
+                pass
+        value = read_value(value)
+    return adapter.validate_json(json.dumps(value))
 
 
 @cache
-def parser_of(cls: type, skip: frozenset[str]) -> Any:
-    """jsonargparse's parser for the arguments of a class, without those to ``skip``."""
-    import jsonargparse
-
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(cls, skip=set(skip), fail_untyped=False)
-    return parser
-
-
-@cache
-def types_of(cls: type, skip: frozenset[str]) -> dict[str, Any]:
-    """The type of each argument of a class, without those to ``skip``."""
-    return {option.dest: type_of(option) for option in options_of(parser_of(cls, skip)) if option.dest != "help"}
-
-
-def options_of(parser: Any) -> list[argparse.Action]:
-    """The options of a parser, of which argparse has no public list."""
-    return list(parser._actions)
-
-
-def type_of(option: argparse.Action) -> Any:
-    """The type of an option of jsonargparse, as it is annotated."""
-    return getattr(option, "_typehint", None) or option.type or Any
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    try:
+        return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
+    except PydanticUserError:  # a class of somebody's own
+        return TypeAdapter(Any)
 
 
 def type_in_words(hint: Any) -> str:
@@ -243,15 +204,27 @@ def type_in_words(hint: Any) -> str:
     return str(hint).removeprefix("typing.")
 
 
-def _is_plain(hint: Any) -> bool:
-    """Whether the values of a type are plain data and paths."""
-    if get_origin(hint) is Literal:
-        return True
-    if get_origin(hint) is None:
-        return hint in (Any, None, ..., NoneType, bool, int, float, str, list, tuple, dict, Path)
-    return get_origin(hint) in (Union, UnionType, list, tuple, dict) and all(map(_is_plain, get_args(hint)))
+def described(cls: type, slot: str) -> dict[str, str]:
+    """What each argument that a configuration may give to a class means; empty where nothing is said.
+
+    It is its line under ``Args:``, or else its rows in a table of hyperparameters, of ``cls`` or a base.
+    """
+    texts = _table_rows(cls)
+    for base in reversed(cls.__mro__):
+        texts |= {one.arg_name: one.description or "" for one in docstring_parser.parse(base.__doc__ or "").params}
+    return {name: one_line(texts.get(name, "")) for name in parameters(cls) if name not in KINDS[slot].supplied}
 
 
-def _may_be_none(hint: Any) -> bool:
-    """Whether a type has ``None`` among its values."""
-    return hint in (Any, NoneType) or NoneType in get_args(hint) or None in get_args(hint)
+def _table_rows(cls: type) -> dict[str, str]:
+    """Rows of the hyperparameter tables in the docstrings of a class and its bases, by the arguments that they name."""
+    found: dict[str, str] = {}
+    for base in cls.__mro__:
+        lines = [line.strip(" |").split(" | ") for line in (base.__doc__ or "").splitlines() if line.strip()[:1] == "|"]
+        own: dict[str, list[str]] = {}
+        if lines and lines[0][0] == "hyperparameter":
+            for first, *cells in lines[1:]:
+                told = "; ".join(f"{of} {cell.strip()}" for of, cell in zip(lines[0][1:], cells, strict=False))
+                for name in re.findall(r"``(\w+)``", first):
+                    own.setdefault(name, []).append(told if first == f"``{name}``" else f"{first}: {told}")
+        found = {name: ". ".join(rows) for name, rows in own.items()} | found
+    return found

@@ -3,18 +3,15 @@
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from benchmark.argument_help import described
-from benchmark.arguments import options_of, type_in_words, type_of
+from benchmark.arguments import parameters, type_in_words
 from benchmark.commands import (
     admit,
     describe,
@@ -49,27 +46,11 @@ MODULES: dict[str, Any] = {
     "records": records,
     "list": names,
 }
-UNITS = {
-    "client_memory": "GB",
-    "checkpoint_every_s": "SECONDS",
-    "eval_every": "ROUNDS",
-    "last_k": "ROUNDS",
-    "average_last": "ROUNDS",
-    "slurm_bundle": "RUNS",
-    "slurm_at_once": "TASKS",
-    "config": "FILE",
-    "export": "FILE",
-    "plot": "FILE",
-    "readme": "FILE",
-    "out": "PATH",
-    "data_dir": "FOLDER",
-    "results_dir": "FOLDER",
-}
-"""What the help writes for the value of an option, where the option's name does not say it."""
-LEAST_COLUMNS = 40
-MOST_NESTED = 5000  # brackets and the like in one argument
+MOST_NESTED = 5000  # brackets and the like in one argument; more of them crash the YAML parser
 UNREAD = 141  # a shell's exit code for a program that SIGPIPE has ended
-COMMANDS: dict[str, Callable[[Namespace, dict[str, Any]], int]] = {name: module.run for name, module in MODULES.items()}
+COMMANDS: dict[str, Callable[..., int]] = {name: module.run for name, module in MODULES.items()}
+WITH_DOTTED = ("fit", "enter", "describe")
+"""Commands that take options with a dot, such as ``--method.lr``."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,67 +61,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     longer read.
     """
     os.environ["MPLBACKEND"] = "agg"  # figures go to files; matplotlib fails at its import where this names no backend
-    try:
-        return _stoppable(sys.argv[1:] if argv is None else argv)
-    except BrokenPipeError:
-        return _unread()
-
-
-def _stoppable(argv: Sequence[str]) -> int:
+    argv = sys.argv[1:] if argv is None else argv
     try:
         with stoppable():
-            return _run(argv)
-    except Stopped as stopped:
-        print(f"{stopped}; {same_command('--overwrite' in argv)} resumes", file=sys.stderr)
-        return STOPPED
-
-
-def _unread() -> int:
-    """Report on stderr, if that is still open, that the output is no longer read."""
-    for stream, word in ((sys.stdout, ""), (sys.stderr, "nobody reads the output any more\n")):
-        try:
-            stream.write(word)
-            stream.flush()
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or Python would try once more when it exits
-    return UNREAD
-
-
-def _run(argv: Sequence[str]) -> int:
-    try:
-        try:
-            return _carried_out(argv)
-        finally:
-            sys.stdout.flush()  # fail here, not when Python exits
+            try:
+                return _run(argv)
+            finally:
+                sys.stdout.flush()  # fail here, not when Python exits
     except BenchError as error:
         print(f"error: {printable(one_line(error))}", file=sys.stderr)
         return 2
+    except Stopped as stopped:
+        print(f"{stopped}; {same_command('--overwrite' in argv)} resumes", file=sys.stderr)
+        return STOPPED
     except BrokenPipeError:
-        raise  # unlike other OSErrors, not about a file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would try once more when it exits
+        return UNREAD
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror or error}; is the folder there, writable and not full?", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print(f"interrupted; {same_command('--overwrite' in argv)} resumes", file=sys.stderr)
         return 130
 
 
-def _carried_out(argv: Sequence[str]) -> int:
-    for argument in argv:
-        _check_nesting(argument)
-    arguments, dotted = split_dotted(list(argv))
+def _run(argv: Sequence[str]) -> int:
+    if nested := [one for one in argv if len(re.findall(r"[\[{]|[-?:]\s", one)) > MOST_NESTED]:
+        raise ConfigError(f"{nested[0][:60]}...: this value is nested too deeply, or has too many parts")
+    arguments, dotted = split_dotted(argv)
     if arguments[:1] == ["--version"]:
         print(f"fssl-bench {package_version()} ({code_version()})")
         return 0
-    chosen = _parse(arguments)
-    return COMMANDS[chosen.subcommand](chosen[chosen.subcommand], dotted)
-
-
-def _check_nesting(argument: str) -> None:
-    """Refuse a value that would crash the YAML parser, which reads options too."""
-    if len(re.findall(r"[\[{]|[-?:]\s", argument)) > MOST_NESTED:
-        raise ConfigError(f"{argument[:60]}...: this value is nested too deeply, or has too many parts")
+    chosen = _parsed(arguments)
+    command, options = chosen.subcommand, chosen[chosen.subcommand]
+    if command in WITH_DOTTED:
+        return COMMANDS[command](options, dotted)
+    if dotted:
+        raise ConfigError(f"{command} takes no --{next(iter(dotted))}: what a table runs is in its suite file")
+    return COMMANDS[command](options)
 
 
 def split_dotted(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -173,89 +132,44 @@ def split_dotted(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     return rest, dotted
 
 
-def _parse(arguments: list[str]) -> Namespace:
+def _parsed(arguments: list[str]) -> Namespace:
     script = Path(sys.argv[0]).name
-    top, commands = _parser(script) if script == "fssl-bench" else _parser()
+    top, commands = _parsers("fssl-bench" if script == "fssl-bench" else "python -m benchmark")
+    command = commands.get(arguments[0], top) if arguments else top
     try:
         chosen: Namespace = top.parse_args(arguments, defaults=arguments[:1] != ["fit"])
     except ArgumentError as error:
-        command = commands.get(arguments[0], top) if arguments else top
-        message = re.sub(rf"\b{re.escape(next(iter(arguments), ''))}\.(\w+)", r"--\1", _explained(error, command))
-        _, _, words = message.partition("nrecognized arguments: ")
-        for word in words.split():
-            meant = _meant(word.partition("=")[0], arguments, command) if word.startswith("--") else ""
-            message += f"; did you mean {meant}?" if meant else ""
+        message = one_line(error).replace(f" {arguments[0]}.", " --") if arguments else one_line(error)
+        wrong = re.search(r'Parser key "(?:\w+\.)?(\w+)".* value: (.*?)$', message)
+        if wrong:  # a value of the wrong type
+            option = next(one for one in command._actions if one.dest == wrong[1])
+            expected = type_in_words(getattr(option, "_typehint", None) or option.type)
+            message = f"{'--' if option.option_strings else ''}{wrong[1]} {wrong[2]}: expected {expected}"
+        _, _, unrecognized = message.partition("nrecognized arguments: ")
+        for word in unrecognized.split():
+            meant = _meant(word[2:].partition("=")[0], arguments, command) if word.startswith("--") else None
+            message += f"; did you mean --{meant}?" if meant else ""
         raise ConfigError(f"{message} (`--help` lists the options)") from None
     return chosen
 
 
-def _explained(error: ArgumentError, command: ArgumentParser) -> str:
-    """A message of jsonargparse in one line; for a value of the wrong type: option, value, and what is expected."""
-    message = one_line(error)
-    found = re.search(r'Parser key "(?:\w+\.)?(\w+)".* value: (.*?)$', message)
-    expected = {option.dest: type_in_words(type_of(option)) for option in options_of(command)}
-    if found is None or found[1] not in expected:
-        return message
-    given = "null" if found[2] == "None" else found[2]
-    positional = any(not option.option_strings for option in options_of(command) if option.dest == found[1])
-    return f"{'' if positional else '--'}{found[1]} {given}: expected {expected[found[1]]}"
-
-
-def _meant(option: str, arguments: Sequence[str], command: ArgumentParser) -> str:
+def _meant(name: str, arguments: Sequence[str], command: ArgumentParser) -> str | None:
     """What an unknown option may stand for: one of the method or the data set, or the closest of the command."""
-    name, own = option[2:], [o[2:] for a in options_of(command) for o in a.option_strings if o not in ("-h", "--help")]
-    words = [word for argument in arguments for word in argument.split("=", 1)]
+    own = [text[2:] for option in command._actions for text in option.option_strings]
+    words = " ".join(arguments).replace("=", " ").split()
     for slot, kind in KINDS.items():
-        if slot not in own:
-            continue
-        try:
-            cls = find_class(dict(pairwise(words)).get(f"--{slot}", kind.base), kind)
-        except ConfigError:
-            cls = find_class(kind.base, kind)
-        if name in described(cls, slot):
-            return f"--{slot}.{name}"
-    return next((f"--{close}" for close in get_close_matches(name, own, n=1)), "")
-
-
-class _Help(DefaultHelpFormatter):
-    """Help without types, which the texts explain in words, and without empty defaults."""
-
-    def _expand_help(self, action: Any) -> str:
-        text = super()._expand_help(action).replace("``", "")
-        if action.nargs == "*":
-            return text.removesuffix(" (required)")  # jsonargparse says so of every positional argument
-        at = max(text.rfind(start) for start in (" (required, type: ", " (type: ", " (default: "))
-        if at < 0:
-            return text
-        about, facts = text[:at], text[at:].removesuffix(")")
-        if facts.startswith(" (required"):
-            return f"{about} (required)"
-        default = facts.partition("default: ")[2]
-        return about if default in ("", "null", "False") else f"{about} (default: {default})"
-
-    def _get_default_metavar_for_optional(self, action: Any) -> str:
-        """The unit of an option's value, ``N`` for any other whole number, or else the option's name."""
-        number = "N" if "int" in type_in_words(type_of(action)).split(" or ") else ""
-        return UNITS.get(action.dest) or number or super()._get_default_metavar_for_optional(action)
-
-    def start_section(self, heading: str | None) -> None:
-        """Begin a group, its heading wrapped like the texts below it."""
-        super().start_section(heading and textwrap.fill(heading.replace("``", ""), max(self._width, LEAST_COLUMNS)))
-
-
-class _Parser(ArgumentParser):
-    """A parser that notices when nobody reads its help; argparse's own ignores that."""
-
-    def print_help(self, file: Any = None) -> None:
-        """Print the help, by default on stdout."""
-        print(self.format_help(), end="", file=file, flush=True)
+        if slot in own:
+            at = words.index(f"--{slot}") + 1 if f"--{slot}" in words[:-1] else None
+            if name in parameters(find_class(kind.base if at is None else words[at], kind)):
+                return f"{slot}.{name}"
+    return next(iter(get_close_matches(name, own, n=1)), None)
 
 
 @cache
-def _parser(prog: str = "python -m benchmark") -> tuple[_Parser, dict[str, _Parser]]:
-    style: Any = {"formatter_class": _Help, "exit_on_error": False}
-    top = _Parser(prog=prog, description=__doc__, **style)
-    commands = {name: _Parser(description=module.ABOUT, **style) for name, module in MODULES.items()}
+def _parsers(prog: str) -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
+    """The parser of all commands, and that of each."""
+    top = ArgumentParser(prog=prog, description=__doc__, exit_on_error=False)
+    commands = {name: ArgumentParser(description=module.ABOUT, exit_on_error=False) for name, module in MODULES.items()}
     top.add_argument("--version", action="store_true", help="print the version of the package and of the code")
     subcommands = top.add_subcommands()
     for name, command in commands.items():

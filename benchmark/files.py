@@ -12,11 +12,6 @@ from pydantic import ValidationError
 from datamodules.common.errors import ConfigError
 from datamodules.common.files import read_bytes, regular, write_atomic
 
-MOST_DEEP = 100
-"""Maximum number of levels of a YAML file: PyYAML's C loader crashes at some ten thousand."""
-MOST_VALUES = 100_000
-"""Maximum number of values of a YAML file with aliases expanded; our suites have at most 1600."""
-
 
 def read_text(path: Path, errors: str = "strict") -> str:
     """Read the text of a regular file in UTF-8; see ``regular``."""
@@ -65,36 +60,15 @@ def load_yaml(text: str, where: str) -> dict[str, Any]:
     """Load a YAML mapping according to YAML 1.2 (``5e-4`` is a number, ``010`` is ten, ``off`` is a word).
 
     Raises:
-        ConfigError: not valid YAML, not a mapping, a value that contains itself, or more than ``MOST_VALUES`` values
-            with aliases expanded; the message starts with ``where``.
+        ConfigError: not valid YAML, or not a mapping; the message starts with ``where``.
     """
-    loader = _Loader(text)
     try:
-        _check_depth(text)
-        node = loader.get_single_node()
-        if node is not None:
-            _count(node, {})
-        values = None if node is None else loader.construct_document(node)
+        values = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
-    finally:
-        loader.dispose()
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a mapping of names to values")
     return values
-
-
-def _check_depth(text: str) -> None:
-    """Refuse YAML that is nested more than ``MOST_DEEP`` levels deep.
-
-    Raises:
-        YAMLError: it is, or it is not valid YAML before it gets so deep.
-    """
-    depth = 0
-    for event in yaml.parse(text, _Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MOST_DEEP:
-            raise yaml.YAMLError("it is nested too deeply")
 
 
 def read_yaml(path: Path, before: str = "") -> dict[str, Any]:
@@ -129,31 +103,6 @@ def problem(error: ValidationError, most: int = 1) -> str:
         else:
             told.append(f"{place}: {message[0].lower()}{message[1:]}" if place else message)
     return "; ".join(told)
-
-
-def _count(node: Any, counts: dict[int, int]) -> int:
-    """Count the values in a node and below it, with aliases expanded.
-
-    Args:
-        node: node as composed by YAML, before construction: an alias is the same node as its anchor.
-        counts: counts of the visited nodes by ``id``; 0 for those in progress.
-
-    Raises:
-        ConstructorError: a node contains itself, or aliases expand to too many values.
-    """
-    if id(node) in counts:
-        if counts[id(node)] == 0:
-            raise yaml.constructor.ConstructorError(None, None, "a value contains itself", node.start_mark)
-        return counts[id(node)]
-    counts[id(node)] = 0
-    below = [] if isinstance(node, yaml.ScalarNode) else node.value
-    if isinstance(node, yaml.MappingNode):
-        below = [one for pair in below for one in pair]
-    count = counts[id(node)] = 1 + sum(_count(one, counts) for one in below)
-    if count > max(MOST_VALUES, len(counts)):  # a long file without aliases is fine
-        problem = f"its aliases stand for {count:,} values; at most {MOST_VALUES:,} are read"
-        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-    return count
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc,unused-ignore]

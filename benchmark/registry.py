@@ -1,13 +1,10 @@
 """Methods and data sets by name: which there are, and the class that a name or a dotted path means."""
 
 import difflib
-import gc
 import importlib.util
 import inspect
 import pkgutil
-import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -106,23 +103,8 @@ def own_names(kind: Kind) -> list[str]:
 
 
 def known_names(kind: Kind) -> list[str]:
-    """Short names of all classes of a kind, those of entry points among them, sorted.
-
-    An entry point that cannot be used is left out with a warning.
-    """
-    names = set(own_names(kind))
-    for point in entry_points(group=kind.group):
-        if _is_module(point.name, kind):
-            path = point.value.replace(":", ".")
-            warnings.warn(f"{_offer(point, kind)} has the name of one of ours; name it {path}", stacklevel=2)
-            continue
-        try:
-            _loaded(point, kind)
-        except ConfigError as error:
-            warnings.warn(f"{error}; it is left out", stacklevel=2)
-        else:
-            names.add(point.name)
-    return sorted(names)
+    """Short names of all classes of a kind, those of other packages' entry points among them, sorted."""
+    return sorted({*own_names(kind), *(point.name for point in entry_points(group=kind.group))})
 
 
 def _loaded(point: EntryPoint, kind: Kind) -> type:
@@ -184,22 +166,7 @@ def is_importable(cls: type) -> bool:
 def imported(path: str) -> Any:
     """What a dotted path names."""
     module, _, name = path.rpartition(".")
-    with _no_collection():
-        return getattr(importlib.import_module(module), name)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Switch garbage collection off: what modules create stays alive, and scanning it again and again takes a fifth of
-    the time of importing Lightning.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    return getattr(importlib.import_module(module), name)
 
 
 def _modules(kind: Kind) -> list[str]:

@@ -1,156 +1,187 @@
-"""Every bad input ends with one clear line, exit code 2, and nothing half-written."""
+"""Every kind of bad input ends with one clear line, exit code 2, and nothing half-written."""
 
-import json
-import os
 import shlex
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from bad_inputs import Case, cases
-from bad_plugins import MODULES
 from benchmark import cli
-from benchmark.config import Run, from_dict
-from benchmark.runs import records
-from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import read_record
-from datamodules.partition.partition import Partition
+from toy_suite import SUITE
 
-CASES = cases()
-CONFIG = {"method": "fedavg", "data": "digits", "rounds": 3, "last_k": 2}
-FACTS = {"partition_hash": "ab", "data_sha256": {}, "labelled_histogram": [[1]]}
-
-
-@pytest.fixture(scope="module")
-def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with modules that are wrong in one thing each."""
-    folder = tmp_path_factory.mktemp("plugins")
-    for name, source in MODULES.items():
-        (folder / f"{name}.py").write_text(source)
-    return folder
+FIT = (
+    "fit --method fedavg --data federations.FewDigits --data.num_clients 3 --data.partition iid --rounds 1 --devices 1 "
+    "--threads 1 --accelerator cpu --wandb off"
+)
+COMMANDS = {
+    "": "subcommand",
+    "fitt": "'fitt'",
+    "fit": "--method is missing; it is one of cbafed, ",
+    "fit --method fedavg": "--data is missing; it is one of ag_news, ",
+    "fit --method": "--method: expected one argument",
+    "fit --method.lr": "--method.lr needs a value",
+    "fit --method.lr --rounds 3": "--method.lr needs a value",
+    "fit --method.help": "--method.help needs a value: cbafed, ",
+    "fit --lr 0.1": "did you mean --method.lr?",
+    "fit --method rscfed --dma_beta_labelled=1": "did you mean --method.dma_beta_labelled?",
+    "describe --data digits --beta 0.3": "did you mean --data.beta?",
+    "describe --data digits --data.partition_file no.json": "partition file no.json",
+    "fit --suite toy.yaml": "--suite and --row",
+    "fit --suite toy.yaml --row 1/A/lo --scale quick": "did you mean '1/A/low'?",
+    "fit --suite toy.yaml --row 1/A/low --config a.yaml": "--config and --suite",
+    "fit --suite rscfed --row 4/SVHN/rscfed": "name one of 4/SVHN/rscfed/labelled=1/unlabelled=4, ",
+    "fit --suite rscfed --row 4/SVHN/improvement": "difference of rscfed and fed_consist",
+    "fit --config missing.yaml": "--config missing.yaml: No such file",
+    "status": "--paper",
+    "table --paper rscfet": "did you mean 'rscfed'?",
+    "table --paper toy.yaml --scale papr": "unknown scale 'papr'",
+    "table --paper toy.yaml --tables 9": "unknown table '9'",
+    "table --paper toy.yaml --seeds a,b": "--seeds a,b: write numbers",
+    "table --paper toy.yaml --only ,": "--only ,: there is nothing",
+    "table --paper toy.yaml --jobs 0": "--jobs is 0",
+    "table --paper toy.yaml --readme REDME.md": "--readme REDME.md",
+    "table --paper toy.yaml --method.lr 1": "table takes no --method.lr",
+    "tune --paper rscfed": "no entry `tuning`",
+    "admit --paper rscfed": "no entry `admission`",
+    "plot nowhere": "there is no run at nowhere",
+    "verify runs/none runs/other": "there is no run at runs/none",
+    "list foo": "what foo: expected {methods,data,models,suites}",
+}
+OPTIONS = {
+    "--method fedavgg": "unknown method 'fedavgg'; did you mean 'fedavg'?",
+    "--method nowhere.Mine": "No module named 'nowhere'",
+    "--data digit": "unknown data set 'digit'; did you mean 'digits'?",
+    "--data methods.fedavg.FedAvg": "not a subclass of datamodules.base.FSSLDataModule",
+    "--model os.system": "standard library",
+    "--model resnet99": "unknown model 'resnet99'",
+    "--model_args.depth 3": "unknown option depth",
+    "--model_args.width .inf": "finite numbers",
+    "--method.lrr 0.1": "unknown method argument 'lrr'; did you mean 'lr'?",
+    "--method.lr fast": "--method.lr fast: expected float",
+    "--method.lr .inf": "--method.lr .inf: expected float",
+    "--method.lr -0.1": "lr=-0.1 is out of range",
+    "--method.clip_norm x": "--method.clip_norm x: expected float or null",
+    "--data.partition dirichlt": "--data.partition dirichlt: expected {dirichlet,pairs,iid}",
+    "--data.data_dir x": "give --data_dir instead",
+    "--rounds 1.5": "--rounds 1.5: expected int",
+    "--roundz 3": "did you mean --rounds?",
+    "--rounds 0": "rounds is 0",
+    "--seed -1": "seed is -1",
+    "--seed ,": "--seed ,: write numbers",
+    "--threads many": "--threads many: expected int or auto",
+    "--engine fast": "--engine fast: expected {reference,slots}",
+    "--precision 16-true": "precision '16-true'",
+    "--report averaged": "average_last",
+    "--report first": "unknown report 'first'",
+    "--devices 9999": "--devices 9999",
+    "--num_nodes 2": "nothing has started this process on each of them",
+    "--accelerator gpux": "unknown accelerator 'gpux'; did you mean 'gpu'?",
+    "--logger comet": "unknown logger 'comet'",
+    "--callbacks nowhere.Mine": "--callbacks nowhere.Mine",
+    "--roster.participants 99": "choose 1..3",
+    "--roster.participant 3": "did you mean 'participants'?",
+    "--data.num_clients 0": "0 clients",
+    "--data ag_news --data_dir empty": "ag_news is not in ",
+}
+CONFIGS = {
+    "method: [a": "config.yaml: not valid YAML",
+    "method: {class_path: fedavg, init_args: {lr: 1, lr: 2}}": "'lr' occurs twice",
+    "model_args: &a {b: *a}": "Circular",
+    "method: {class_path: fedavg, init_args: [1]}": "method.init_args is [1]",
+    "method: {class_path: fedavg, args: {}}": "unknown: args",
+    "method: 5": "method: 5 is no name",
+    "rounds: true": "--rounds True: expected int",
+    "round: 3": "unknown configuration argument 'round'; did you mean 'rounds'?",
+    "runtime: {device: 2}": "did you mean 'devices'?",
+    "runtime: {data_dir: ~/data}": "~",
+}
+METHODS = {
+    "Mini": "no attribute 'Mini'",
+    "Plain": "not a subclass of methods.base.FedMethod",
+    "Constructor": "Constructor cannot be made: KeyError: 'width' (",
+    "Required": "'mu' of Required has no default: give --method.mu",
+    "ScopeValue": "did you mean 'shared'?",
+    "ScopePrefix": "did you mean 'model'?",
+    "ComplexTensor": "'spectrum' is complex",
+    "ViewsStream": "did you mean 'labelled'?",
+    "ViewsName": "the view 'wek'",
+    "HookName": "HookName.agregate is never called: did you mean 'aggregate'?",
+}
+HOOKS = {
+    "StepRaises": "StepRaises, client 0 (83 images), round 0: KeyError: 'strong' (",
+    "StepVector": "training_step returned a tensor of shape [2]",
+    "StepDetached": "does not require grad",
+    "WorkNone": "local_work returned a NoneType",
+    "OthersImages": "the stream 'labelled' has the training image ",
+    "BoundAnew": "'count'",
+    "OptimizerScope": "'personnal'",
+    "SelectsFlat": "SelectsFlat.select_clients, round 0: it returned an int for a cohort",
+    "SelectsUnknown": "there is no client 77",
+    "SendsUnknown": "'teacher'",
+    "SendsShape": "shape [1] for 'model.conv1.weight'",
+    "SendsBytes": "nan for the number of bytes",
+    "UploadDict": "make_upload returned a dict",
+    "UploadLacks": "make_upload leaves out 'model.conv1.weight'",
+    "UploadWeight": "make_upload gives the weight -1.0",
+    "UploadNaN": "the uploaded model.conv1.weight is not finite",
+    "Exits": "the method ended the program",
+    "AggregateShape": "AggregateShape.aggregate, round 0: 'model.conv1.bias'",
+    "RemembersKey": "'server'",
+    "PredictsLogits": "class probabilities run from ",
+}
+BEFORE = [
+    *COMMANDS.items(),
+    *((f"{FIT} {given}", says) for given, says in OPTIONS.items()),
+    *((f"{FIT} --method bad_methods.{name}", says) for name, says in METHODS.items()),
+]
 
 
 @pytest.fixture
-def here(tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder from which those modules can be imported."""
-    monkeypatch.syspath_prepend(plugins)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with a suite."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FSSL_KEEP_MEMORY", "0")
+    (tmp_path / "toy.yaml").write_text(SUITE)
+    (tmp_path / "empty").mkdir()
     return tmp_path
 
 
-def data_files() -> None:
-    """Files of data sets and partitions that are damaged, each in its way."""
-    for name in ("empty", "damaged", "pickled"):
-        Path(name).mkdir()
-    Path("damaged/cifar10.npz").write_bytes(b"no archive")
-    np.savez(
-        "pickled/cifar10.npz",
-        **{f"{part}_{kind}": np.array([None]) for part in ("train", "test") for kind in ("images", "labels")},
-    )
-    nothing: list[int] = []
-    for name, labelled in {"two": [[0], []], "twice": [[0, 1], [1], []]}.items():
-        others: list[list[int]] = [[] for _ in labelled]
-        Partition(labelled=labelled, unlabelled=others, server=nothing, pool=nothing).save(f"{name}.json")  # type: ignore[arg-type]
-    whole = Path("two.json").read_text()
-    Path("torn.json").write_text(whole[: len(whole) // 2])
-
-
-def complete(folder: str) -> Path:
-    """The folder of a complete run, without one."""
-    planned, run = Run.of(from_dict(CONFIG)), RunFolder(folder)
-    run.open(planned, FACTS)
-    for number, acc in enumerate((10.0, 30.0, 20.0)):
-        run.append({"round": number, "acc": acc, "visits": 3, "bytes_up": number, "bytes_down": number})
-    run.finish()
-    return Path(folder)
-
-
-def damaged(given: str, folder: Path) -> None:
-    """Do to a complete run what a case says."""
-    record, rows = folder / "record.json", folder / "metrics.jsonl"
-
-    def edit(change: Callable[[dict[str, Any]], Any]) -> None:
-        content = json.loads(record.read_text())
-        change(content)
-        record.write_text(json.dumps(content))
-
-    def both() -> None:
-        rows.write_text(rows.read_text().replace("20.0", "99.87"))
-        content = json.loads(record.read_text())
-        content |= records.readings(records.read_rows(folder), 2)
-        record.write_text(json.dumps(content))
-
-    lines = rows.read_text().splitlines(keepends=True)
-    {
-        "a digit of `final.acc` in `record.json` is changed": lambda: edit(lambda r: r["final"].update(acc=99.87)),
-        "a digit of `acc` in `metrics.jsonl` is changed": lambda: rows.write_text(
-            "".join(lines).replace("20.0", "99.87")
-        ),
-        "both are changed alike": both,
-        "`bytes_up` is changed": lambda: edit(lambda r: r.update(bytes_up=7)),
-        "the digest is deleted": lambda: edit(lambda r: r.pop("digest")),
-        "a row is deleted": lambda: rows.write_text("".join(lines[1:])),
-        "the last row is deleted": lambda: rows.write_text("".join(lines[:-1])),
-        "`metrics.jsonl` is deleted": rows.unlink,
-        "a line of `metrics.jsonl` is torn": lambda: rows.write_text("".join([lines[0][:5] + "\n", *lines[1:]])),
-        "a row of `metrics.jsonl` stands there twice": lambda: rows.write_text("".join([lines[0], *lines])),
-        "a row of `metrics.jsonl` has no `acc`": lambda: rows.write_text("".join(lines).replace('"acc": 10.0, ', "")),
-        "`acc` is a text in `metrics.jsonl`": lambda: rows.write_text("".join(lines).replace("10.0", '"ten"')),
-        "`metrics.jsonl` is a pipe": lambda: (rows.unlink(), os.mkfifo(rows)),
-        "`record.json` is cut short": lambda: record.write_text(record.read_text()[:200]),
-        "`record.json` is empty": lambda: record.write_text(""),
-        "`record.json` is a list": lambda: record.write_text("[]"),
-        "`timing.seconds` is a text in `record.json`": lambda: edit(lambda r: r["timing"].update(seconds="long")),
-        "`timing.seconds` is missing in `record.json`": lambda: edit(lambda r: r["timing"].pop("seconds")),
-        "`code_versions` is null in `record.json`": lambda: edit(lambda r: r["environment"].update(code_versions=None)),
-        "`config` is missing in `record.json`": lambda: edit(lambda r: r.pop("config")),
-        "`record.json` is of a newer version": lambda: edit(lambda r: r.update(schema_version=9)),
-    }[given]()
-
-
-def prepare(case: Case) -> None:
-    """What a case finds in the current folder."""
-    if case.area in ("Data", "Partitions"):
-        data_files()
-    if case.area == "Records":
-        damaged(case.given, complete("runs/toy"))
-    for name, text in case.files.items():
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text(text)
-
-
-@pytest.mark.parametrize("case", CASES, ids=[f"{case.area}-{case.given}"[:90] for case in CASES])
-def test_a_bad_input_is_one_clear_error(case: Case, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line that says what is wrong; nothing is written, or a failed record where the run had begun."""
-    prepare(case)
-    before = {file for file in here.rglob("*") if file.is_file()}
+def error_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a command ends with."""
     capsys.readouterr()
-    assert cli.main(shlex.split(case.command)) == 2
-    error = capsys.readouterr().err.strip().splitlines()
-    assert error[-1].startswith("error: ")
-    assert case.says in error[-1]
-    assert "Traceback" not in "".join(error)
-    new = {file.name for file in here.rglob("*") if file.is_file() and file not in before}
-    if case.starts:
-        (path,) = here.glob("results/runs/*")
-        assert read_record(path)["status"] == "failed"
-        assert not [name for name in new if name.endswith(".tmp") or name.startswith("checkpoint")]
-    else:
-        assert not new
-        assert not (here / "results" / "runs").exists() or not list((here / "results" / "runs").iterdir())
+    assert cli.main(shlex.split(command)) == 2
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    last = told.splitlines()[-1]
+    assert last.startswith("error: ")
+    return last
 
 
-def test_there_are_many_and_no_two_are_alike() -> None:
-    """More than 200, as docs/reliability.md says."""
-    assert len(CASES) > 200
-    assert len({(case.area, case.given) for case in CASES}) == len(CASES)
+@pytest.mark.parametrize(("command", "says"), BEFORE, ids=[command.removeprefix(FIT) for command, _ in BEFORE])
+def test_what_cannot_be_run_leaves_nothing(
+    command: str, says: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = set(here.rglob("*"))
+    assert says in error_of(command, capsys)
+    assert not [path for path in set(here.rglob("*")) - before if path.is_file()]
 
 
-def test_the_plugins_are_wrong_in_one_thing_only(here: Path) -> None:
-    """The same commands run where nothing is wrong: the method that the others are variants of."""
-    command = next(case.command for case in CASES if "bad_methods.Exits" in case.command)
-    assert cli.main(shlex.split(command.replace("Exits", "Idle"))) == 0
+@pytest.mark.parametrize(("text", "says"), CONFIGS.items())
+def test_a_configuration_file(text: str, says: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "config.yaml").write_text(text)
+    more = "" if text.startswith("method") else "--method fedavg"
+    assert says in error_of(f"fit --config config.yaml --data digits {more}", capsys)
+    assert not (here / "results").exists()
+
+
+@pytest.mark.parametrize(("name", "says"), HOOKS.items())
+def test_a_hook_leaves_a_failed_record(name: str, says: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It names the method, the hook or the client, and the round; no checkpoint stays."""
+    assert says in error_of(f"{FIT} --method bad_methods.{name}", capsys)
+    (path,) = here.glob("results/runs/*")
+    assert read_record(path)["status"] == "failed"
+    assert not [file for file in path.iterdir() if file.name.endswith(".tmp") or file.name.startswith("checkpoint")]
+
+
+def test_the_methods_are_wrong_in_one_thing_only(here: Path) -> None:
+    """The one that the others are variants of runs."""
+    assert cli.main(shlex.split(f"{FIT} --method bad_methods.Idle")) == 0

@@ -120,7 +120,7 @@ def test_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command line of README and docs is accepted by the program, up to the moment it would start."""
     seen: list[Any] = []
     for name in cli.COMMANDS:
-        monkeypatch.setitem(cli.COMMANDS, name, lambda options, dotted, name=name: seen.append((name, dotted)) or 0)
+        monkeypatch.setitem(cli.COMMANDS, name, lambda *_, name=name: seen.append(name) or 0)
     count = 0
     for command in COMMANDS:
         words = shlex.split(command)

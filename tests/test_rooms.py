@@ -13,13 +13,12 @@ from benchmark.registry import KINDS, own_names
 ROOT = Path(__file__).resolve().parents[1]
 LOWER = {"datamodules": (), "methods": ("datamodules",), "benchmark": ("datamodules", "methods")}
 
-BASE = ("files", "registry", "arguments", "argument_help", "config", "console")
+BASE = ("files", "registry", "arguments", "config", "console")
 RUNS = (*BASE, "federation", "runs")
 ROOMS = {
     "files": (),
     "registry": ("files",),
-    "arguments": ("registry",),
-    "argument_help": ("registry", "arguments"),
+    "arguments": ("files", "registry"),
     "config": ("files", "registry", "arguments"),
     "console": (),
     "federation": BASE,
@@ -133,5 +132,4 @@ def test_a_listing_names_what_can_be_run(slot: str, folder: str) -> None:
 def test_the_command_line_lies_on_top() -> None:
     """What leads from the command line to one run, and the rooms behind it."""
     files = {file.stem for file in (ROOT / "benchmark").glob("*.py")}
-    known = {"__init__", "__main__", "api", "cli", "console", "run", "config", "registry", "files"}
-    assert files <= known | {"arguments", "argument_help"}
+    assert files == {"__init__", "__main__", "api", "arguments", "cli", "config", "console", "files", "registry", "run"}

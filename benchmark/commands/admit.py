@@ -1,11 +1,8 @@
 """``admit``: test whether a leaderboard's settings can be ranked."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import add_jobs_arguments, add_suite_arguments, jobs_and_gpus, refuse, runtime_of
+from benchmark.commands.common import add_jobs_arguments, add_suite_arguments, jobs_and_gpus, runtime_of
 from benchmark.suites import side_files
 from benchmark.suites.suite import load
 
@@ -18,9 +15,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_jobs_arguments(parser)
 
 
-def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
+def run(options: Namespace) -> int:
     """Run the command; returns its exit code."""
-    refuse(dotted, "admit")
     from benchmark.board import admit
 
     runtime = runtime_of(options)

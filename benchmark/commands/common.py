@@ -1,6 +1,7 @@
 """What several commands share: options, lists of words and numbers, and checks."""
 
 import inspect
+import json
 import sys
 import textwrap
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.argument_help import described
-from benchmark.config import Run, RunConfig, Runtime
-from benchmark.registry import KINDS, find_class, known_names, unknown
+from benchmark.arguments import described, parameters, type_in_words
+from benchmark.config import Run, Runtime
+from benchmark.registry import KINDS, find_class, known_names
 from benchmark.runs.environment import gpu_name, slow_precision
 from benchmark.runs.records import Record
 from datamodules.common.errors import ConfigError
@@ -189,22 +190,10 @@ def warn_of_slow_precision(precision: str, accelerator: str) -> None:
         print(f"warning: {warning}", file=sys.stderr)
 
 
-def refuse(dotted: Mapping[str, Any], command: str) -> None:
-    """Refuse dotted options for a command that takes none."""
-    if dotted:
-        raise ConfigError(f"{command} takes no --{next(iter(dotted))}: what a table runs is in its suite file")
-
-
 def require(slot: str, values: Mapping[str, Any]) -> None:
-    """Refuse a configuration that names no class for a slot; the message has a key that is unknown and may be the
-    slot's, misspelt, or else the known names of classes.
-    """
+    """Refuse a configuration that names no class for a slot."""
     spec = values.get(slot)
     if not (spec.get("class_path") if isinstance(spec, Mapping) else spec):
-        known = [field.name for field in fields(RunConfig)]
-        for name in values:
-            if name not in known:
-                raise unknown("configuration argument", name, known)
         raise ConfigError(f"--{slot} is missing; it is one of {', '.join(known_names(KINDS[slot]))}, or a dotted path")
 
 
@@ -215,12 +204,11 @@ def asked_help(dotted: Mapping[str, Any]) -> bool:
         cls = find_class(name, KINDS[slot])
         about, _, _ = (inspect.getdoc(cls) or "").partition("\nArgs:")
         print(f"{cls.__module__}.{cls.__qualname__}: {about.strip()}\n".replace("``", ""))
-        for option, argument in described(cls, slot).items():
-            print(f"  --{slot}.{option} {argument.type} ({argument.default})")
-            if argument.text:
-                print(
-                    textwrap.fill(
-                        argument.text.replace("``", ""), 110, initial_indent=" " * 6, subsequent_indent=" " * 6
-                    )
-                )
+        known = parameters(cls)
+        for option, text in described(cls, slot).items():
+            default = known[option].default
+            default = default if isinstance(default, str) else json.dumps(default, default=str)
+            told = "required" if known[option].is_required else f"default {default}"
+            print(f"  --{slot}.{option} {type_in_words(known[option].type)} ({told})")
+            print(textwrap.indent(textwrap.fill(text.replace("``", ""), 104), " " * 6))
     return bool(asked)

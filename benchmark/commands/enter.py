@@ -16,12 +16,11 @@ from benchmark.commands.common import (
     jobs_and_gpus,
     made_by_other_code,
     numbers,
-    refuse,
     runtime_of,
 )
 from benchmark.suites import side_files
 from benchmark.suites.suite import Suite, load
-from datamodules.common.errors import RunError
+from datamodules.common.errors import ConfigError, RunError
 
 ABOUT = (
     "Give a method a row in a setting of a leaderboard: tune its learning rate by the rules, run its seeds and "
@@ -45,7 +44,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     """Run the command; returns its exit code."""
-    refuse({name: value for name, value in dotted.items() if not name.startswith("method.")}, "enter")
+    if others := [name for name in dotted if not name.startswith("method.")]:
+        raise ConfigError(f"enter takes no --{others[0]}: all rows of a setting share it")
     from benchmark.board.enter import enter
     from benchmark.board.tune import is_done, tune
     from benchmark.launch import pool

@@ -77,8 +77,6 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     if asked_help(dotted):
         return 0
     given = dict(vars(options))
-    if "," in (given.get("seed") or "") and not given.get("dry_run"):
-        _start_server()
     dry, seeds = given.pop("dry_run", False), numbers(given.pop("seed", None), "--seed")
     overwrite, export = given.pop("overwrite", False), given.pop("export", None)
     values, row = _start(given, dotted)
@@ -90,8 +88,9 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         for seed in dict.fromkeys(seeds or [first.config.seed])
     ]
     runs = [run for _, run in named]
-    if export:
-        _check_export(export, dry, len(runs))
+    if export and (dry or len(runs) > 1 or Path(export).is_dir()):
+        what = "a dry run" if dry else f"a command for {len(runs)} runs" if len(runs) > 1 else "a folder"
+        raise ConfigError(f"--export {export}: a file holds the model of one run; this is {what}")
 
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
@@ -221,24 +220,6 @@ def _row(suite: str | None, row: str | None, path: str | None, scale: str | None
     suites = load(suite)
     scale = scale or next(iter(suites.spec["scales"]))
     return suites.run(suites.row(row, scale), scale)
-
-
-def _check_export(export: str, dry: bool, runs: int) -> None:
-    """Refuse to export what is not the model of one run, or to a folder."""
-    if dry or runs > 1:
-        what = "a dry run" if dry else f"a command for {runs} runs"
-        raise ConfigError(f"--export {export}: a file holds the model of one run; this is {what}")
-    if Path(export).is_dir():
-        raise ConfigError(f"--export {export}: this is a folder; give the file to write, such as {export}/model.pt")
-
-
-def _start_server() -> None:
-    """Let the server of processes import what runs need while this process does the same."""
-    from benchmark.launch import pool
-    from benchmark.launch.launchers import is_one_of_several
-
-    if not is_one_of_several():
-        pool.server()
 
 
 def _several(named: Sequence[tuple[Mapping[str, str], Run]], tell: Any, again: str) -> int:

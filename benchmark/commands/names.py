@@ -1,20 +1,16 @@
 """``list``: which methods, data sets, networks and suites there are."""
 
 import ast
-import sys
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
-from shutil import get_terminal_size
-from textwrap import fill
 from typing import Any, Literal, get_args
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import refuse
 from benchmark.console import printable
 from benchmark.files import read_yaml
 from benchmark.registry import KINDS, Kind
@@ -29,28 +25,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("what", type=What, nargs="?", help="what to list; default: all")
 
 
-def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
+def run(options: Namespace) -> int:
     """Run the command; returns its exit code."""
-    refuse(dotted, "list")
-    sections = []
     for what in [options.what] if options.what else get_args(What):
         found = _found(what)
-        inner, width = "" if options.what else "  ", max(map(len, found))
-        lines = [
-            _folded(f"{inner}{name:<{width}}  {about}".rstrip(), len(inner) + width + 2)
-            for name, about in found.items()
-        ]
-        sections.append("\n".join(lines if options.what else [f"{what}:", *lines]))
-    print(printable("\n\n".join(sections)))
+        print(f"{what}:")
+        for name, about in found.items():
+            print(printable(f"  {name:<{max(map(len, found))}}  {about}".rstrip()))
     return 0
-
-
-def _folded(line: str, indent: int) -> str:
-    """The line, wrapped and indented on a terminal; elsewhere unchanged, for ``grep``."""
-    width = get_terminal_size().columns
-    if not sys.stdout.isatty() or width <= indent:
-        return line
-    return fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _found(what: str) -> dict[str, str]:
@@ -87,11 +69,7 @@ def _first_line(module: str, cls: str = "") -> str:
     """First line of the docstring of a module, or of a class in it."""
     spec = find_spec(module)
     assert spec is not None and spec.origin is not None
-    try:
-        tree: ast.AST = ast.parse(Path(spec.origin).read_bytes())
-    except SyntaxError as error:
-        return f"cannot be read: {error.msg} ({spec.origin}:{error.lineno})"
-    body = tree.body if isinstance(tree, ast.Module) else []
-    found = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == cls), tree)
-    assert isinstance(found, ast.Module | ast.ClassDef)
+    tree = ast.parse(Path(spec.origin).read_bytes())
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls)
+    found: ast.Module | ast.ClassDef = next(classes, tree)
     return (ast.get_docstring(found) or "").partition("\n")[0].replace("``", "")

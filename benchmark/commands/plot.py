@@ -1,11 +1,10 @@
 """``plot``: learning curves of runs, or of a suite's rows."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import listed, refuse
+from benchmark.commands.common import listed
 from benchmark.suites.suite import load
 from datamodules.common.errors import ConfigError
 
@@ -32,9 +31,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--out", type=str, default="curves.png", help="file to write; its suffix gives the format")
 
 
-def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
+def run(options: Namespace) -> int:
     """Run the command; returns its exit code."""
-    refuse(dotted, "plot")
     from benchmark.report.plots import learning_curves, read_runs, read_suite_rows
 
     labels, columns = listed(options.labels, "--labels"), listed(options.columns, "--columns")

@@ -1,12 +1,10 @@
 """``records``: check runs against the rules, or write all results to one table."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import listed, refuse
+from benchmark.commands.common import listed
 from datamodules.common.errors import ConfigError
 
 ABOUT = "Check whether runs follow the rules, or write all results to one Parquet file and one CSV file."
@@ -29,9 +27,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--data_dir", type=str, default="data", help="with --check: folder with the data sets")
 
 
-def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
+def run(options: Namespace) -> int:
     """Run the command; returns its exit code."""
-    refuse(dotted, "records")
     if (options.check is None) == (options.export is None):
         raise ConfigError("records needs --check FOLDER or --export FILE")
     from benchmark.suites.suite import available, load

@@ -1,11 +1,8 @@
 """``status``: which rows and runs of a paper's tables are complete, and which are missing."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import add_seeds_argument, add_suite_arguments, numbers, refuse
+from benchmark.commands.common import add_seeds_argument, add_suite_arguments, numbers
 from benchmark.config import Runtime
 from benchmark.suites.suite import load
 
@@ -20,9 +17,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
 
 
-def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
+def run(options: Namespace) -> int:
     """Run the command; returns its exit code."""
-    refuse(dotted, "status")
     from benchmark.report.status import show
 
     seeds = numbers(options.seeds, "--seeds")

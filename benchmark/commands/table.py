@@ -1,7 +1,7 @@
 """``table``: what the tables of a paper need."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,12 @@ from benchmark.commands.common import (
     listed,
     made_by_other_code,
     numbers,
-    refuse,
     runtime_of,
     same_command,
     warn_of_slow_precision,
 )
 from benchmark.config import Run, Runtime
 from benchmark.console import printable
-from benchmark.launch.signals import STOPPED
 from benchmark.suites import side_files
 from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import ConfigError, Stopped
@@ -75,27 +73,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_jobs_arguments(parser)
 
 
-def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
+def run(options: Namespace) -> int:
     """Run the command; returns its exit code."""
-    refuse(dotted, "table")
-    runtime = runtime_of(options)
-    named = options.readme or ("README.md" if runtime.results_dir == Runtime.results_dir else None)
-    readme = Path(named) if named and Path(named).exists() else None
-    if options.readme and readme is None:
-        raise ConfigError(f"--readme {options.readme}: there is no such file")
-    suite = load(options.paper)
-    return _run(suite, options, runtime, readme)
-
-
-def _name(options: Namespace) -> str:
-    """The part of the tables' file names that follows the paper's."""
-    return f"{options.scale}-{options.precision}" if options.precision else str(options.scale)
-
-
-def _run(suite: Suite, options: Namespace, runtime: Runtime, readme: Path | None) -> int:
     from benchmark.launch import pool
-    from benchmark.launch.progress import Display, continuation
+    from benchmark.report import excerpt, leaderboard, tables
 
+    runtime = runtime_of(options)
+    results, readme = Path(runtime.results_dir), _readme(options)
+    suite = load(options.paper)
+    named = f"{options.scale}-{options.precision}" if options.precision else str(options.scale)
+    name = f"{suite.paper}-{named}"
     own, asked = suite.scale(options.scale)["seeds"], numbers(options.seeds, "--seeds")
     plan = suite.plan(options.scale, [*own, *asked], runtime, options.precision)
     wished = listed(options.tables, "--tables")
@@ -110,81 +97,21 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, readme: Path | None
     for note in made_by_other_code((run, record) for run in complete if (record := plan.found[run.id].record)):
         print(printable(note), file=sys.stderr)
     jobs, gpus = jobs_and_gpus(options, runtime)
-    if options.slurm is not None:
-        code = _submit(missing, options, f"{suite.paper}-{_name(options)}", runtime)
-        if code is not None:
-            return code
+    if options.slurm is not None and (missing or options.dry_run):
+        _submit(missing, options, name)
+        return 0
     if options.dry_run:
         from benchmark.commands.dry_run import show
 
         show(pool.pinned(wanted, jobs, gpus), states, jobs)
         return 0
-    for precision in dict.fromkeys(run.config.precision for run in missing):
-        warn_of_slow_precision(precision, runtime.accelerator)
     if options.overwrite:
         check_startable(missing)
         discard(run.folder for run in missing)
         plan.look_again(missing)
-    outcomes: list[pool.RunOutcome] = []
-    if missing:
-        display = Display(len(missing))
-        try:
-            outcomes = pool.run_all(missing, jobs, gpus, display)
-        except (KeyboardInterrupt, Stopped) as ended:
-            how, code = (str(ended), STOPPED) if isinstance(ended, Stopped) else ("interrupted", 130)
-            again = same_command(options.overwrite)
-            print(f"{how} after {display.done} of {len(missing)} runs; {again}", file=sys.stderr)
-            for run in display.going_on:
-                print(f"  {continuation(run)}", file=sys.stderr)
-            return code
+    outcomes = _carried_out(missing, jobs, gpus) if missing else []
 
     plan.look_again()
-    pages = _write(suite, plan, published, options, runtime, readme, mirror=bool(outcomes))
-    page = Path(runtime.results_dir) / "tables" / f"{suite.paper}-{_name(options)}.md"
-    _show(pages, wished, page)
-    if not missing:
-        print(f"nothing was missing: all {len(wanted)} runs are complete")
-    bad = [outcome for outcome in outcomes if outcome.status != "complete"]
-    _complain(bad)
-    if bad and options.overwrite:
-        print(f"{same_command(options.overwrite)} runs only these", file=sys.stderr)
-    return 1 if bad else 0
-
-
-def _submit(missing: Sequence[Run], options: Namespace, name: str, runtime: Runtime) -> int | None:
-    """Hand the missing runs to SLURM, or say what would be handed over; ``None`` if there are none."""
-    from benchmark.launch import slurm
-
-    array = slurm.Array(options.slurm_bundle, options.slurm_at_once)
-    if options.dry_run:
-        print(slurm.plan(missing, options.slurm, array) if missing else "nothing is missing")
-        return 0
-    if not missing:
-        return None
-    script = slurm.write(missing, name, Path(runtime.results_dir), array)
-    if options.overwrite:
-        slurm.submit(script, options.slurm, trial=True)  # fails before anything is deleted
-        discard(run.folder for run in missing)
-    number = slurm.submit(script, options.slurm)
-    print(f"submitted {len(missing)} runs as job array {number} ({script}); `squeue --job {number}` shows them")
-    print("when they have ended, the same command without --slurm writes the tables")
-    return 0
-
-
-def _write(
-    suite: Suite,
-    plan: "Plan",
-    published: Mapping[Any, str],
-    options: Namespace,
-    runtime: Runtime,
-    readme: Path | None,
-    mirror: bool,
-) -> "list[Rendered]":
-    """Write what is made of the runs; returns the tables."""
-    from benchmark.report import excerpt, leaderboard, tables
-
-    results, named = Path(runtime.results_dir), _name(options)
-    name = f"{suite.paper}-{named}"
     pages = tables.render(suite, plan, published)
     written = tables.write(suite, named, pages, results, readme)
     if suite.ranked:
@@ -193,19 +120,66 @@ def _write(
         written += excerpt.update(readme, name, pages, plan, results)
     for path in dict.fromkeys(written):
         print(f"wrote {path}")
-    if mirror or written or runtime.wandb in ("online", "offline"):  # the last is explicitly asked for
+    if outcomes or written or runtime.wandb in ("online", "offline"):  # the last is explicitly asked for
         _mirror(suite, runtime, options.scale, name, plan, pages)
-    return pages
+    shown = [page for page in pages if page.number in wished] or pages[:1]
+    for page in shown:
+        print(f"\n{page.terminal}")
+    others = f" (this one and {len(pages) - len(shown)} more)" if len(pages) > len(shown) else ""
+    print(f"{results / 'tables' / name}.md{others}")
+    if not missing:
+        print(f"nothing was missing: all {len(wanted)} runs are complete")
+    bad = [outcome for outcome in outcomes if outcome.status != "complete"]
+    for one in bad:
+        print(printable(f"{one.status}: {one.run.cells[0]}, {one.run.folder}: {one.message}"), file=sys.stderr)
+    if bad and options.overwrite:
+        print(f"{same_command(options.overwrite)} runs only these", file=sys.stderr)
+    return 1 if bad else 0
 
 
-def _mirror(
-    suite: Suite,
-    runtime: Runtime,
-    scale: str,
-    name: str,
-    plan: "Plan",
-    pages: "Sequence[Rendered]",
-) -> None:
+def _readme(options: Namespace) -> Path | None:
+    """The file whose marked blocks are updated, if any."""
+    if options.readme and not Path(options.readme).exists():
+        raise ConfigError(f"--readme {options.readme}: there is no such file")
+    named = options.readme or ("README.md" if options.results_dir == Runtime.results_dir else None)
+    return Path(named) if named and Path(named).exists() else None
+
+
+def _submit(missing: Sequence[Run], options: Namespace, name: str) -> None:
+    """Hand the missing runs to SLURM, or say what would be handed over."""
+    from benchmark.launch import slurm
+
+    array = slurm.Array(options.slurm_bundle, options.slurm_at_once)
+    if options.dry_run:
+        print(slurm.plan(missing, options.slurm, array) if missing else "nothing is missing")
+        return
+    script = slurm.write(missing, name, Path(options.results_dir), array)
+    if options.overwrite:
+        slurm.submit(script, options.slurm, trial=True)  # fails before anything is deleted
+        discard(run.folder for run in missing)
+    number = slurm.submit(script, options.slurm)
+    print(f"submitted {len(missing)} runs as job array {number} ({script}); `squeue --job {number}` shows them")
+    print("when they have ended, the same command without --slurm writes the tables")
+
+
+def _carried_out(missing: Sequence[Run], jobs: int, gpus: int) -> "list[RunOutcome]":
+    """Make runs; if that is interrupted, tell how far each of them is."""
+    from benchmark.launch import pool
+    from benchmark.launch.progress import Display, continuation
+
+    for precision in dict.fromkeys(run.config.precision for run in missing):
+        warn_of_slow_precision(precision, missing[0].config.runtime.accelerator)
+    display = Display(len(missing))
+    try:
+        return pool.run_all(missing, jobs, gpus, display)
+    except (KeyboardInterrupt, Stopped):
+        print(f"{display.done} of {len(missing)} runs have ended", file=sys.stderr)
+        for run in display.going_on:
+            print(f"  {continuation(run)}", file=sys.stderr)
+        raise
+
+
+def _mirror(suite: Suite, runtime: Runtime, scale: str, name: str, plan: "Plan", pages: "Sequence[Rendered]") -> None:
     """Send tables (long and as published) and learning curves to W&B."""
     from benchmark.report import excerpt, leaderboard
     from benchmark.report.differences import draw_differences, panels
@@ -227,18 +201,3 @@ def _mirror(
         frames["leaderboard"] = leaderboard.frame(found)
         figures["leaderboard"] = draw_differences(panels(suite, found))
     mirror_tables(runtime, scale, name, frames, figures)
-
-
-def _show(pages: "Sequence[Rendered]", asked: Sequence[str], path: Path) -> None:
-    """Print the tables that were asked for, or else the first one, and the file that holds all of them."""
-    shown = [page for page in pages if page.number in asked] or pages[:1]
-    for page in shown:
-        print(f"\n{page.terminal}")
-    others = f" (this one and {len(pages) - len(shown)} more)" if len(pages) > len(shown) else ""
-    print(f"{path}{others}")
-
-
-def _complain(bad: "Sequence[RunOutcome]") -> None:
-    for outcome in bad:
-        where = f"{outcome.run.cells[0]}, {outcome.run.folder}"
-        print(printable(f"{outcome.status}: {where}: {outcome.message}"), file=sys.stderr)

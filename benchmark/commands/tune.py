@@ -1,8 +1,5 @@
 """``tune``: choose the learning rates of a suite's rows."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands.common import (
@@ -11,7 +8,6 @@ from benchmark.commands.common import (
     forget_trials,
     jobs_and_gpus,
     listed,
-    refuse,
     runtime_of,
 )
 from benchmark.suites import side_files
@@ -34,9 +30,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_jobs_arguments(parser)
 
 
-def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
+def run(options: Namespace) -> int:
     """Run the command; returns its exit code."""
-    refuse(dotted, "tune")
     from benchmark.board.tune import tune
 
     runtime = runtime_of(options)

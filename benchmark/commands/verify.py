@@ -1,12 +1,9 @@
 """``verify``: whether two runs are the same."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import refuse
 from benchmark.console import printable
 
 ABOUT = (
@@ -22,9 +19,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("other", type=str, help="folder of another run")
 
 
-def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
+def run(options: Namespace) -> int:
     """Run the command; returns its exit code."""
-    refuse(dotted, "verify")
     from benchmark.report.compare import compare
 
     found = compare(Path(options.one), Path(options.other))

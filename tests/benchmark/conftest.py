@@ -65,7 +65,7 @@ def fitted(monkeypatch):
         run_folder.rewind(0)
         for round, acc in ((config.rounds - 2, 50.0), (config.rounds - 1, 49.0)):
             run_folder.append(
-                {"round": round, "acc": acc + config.seed, "recall": 60.0, "bytes_up": 1, "bytes_down": 2}
+                {"round": round, "acc": min(acc + config.seed, 100.0), "recall": 60.0, "bytes_up": 1, "bytes_down": 2}
             )
         run_folder.finish({"rounds": config.average_last, "acc": 50.0} if config.average_last else None)
         return run_folder.path

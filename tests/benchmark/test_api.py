@@ -177,23 +177,6 @@ def test_classes_that_no_module_has():
         fit(defined(1.0), "digits", results_dir="out", **OPTIONS)
 
 
-def test_a_class_without_source():
-    """As in a plain interpreter: options of the base class are known all the same."""
-    code = (
-        "class Bare(FedMethod):\n"
-        "    def __init__(self, model, factor: float = 1.0, **base):\n"
-        "        super().__init__(model, **base)\n"
-        "    def training_step(self, batch, batch_idx):\n"
-        "        return self.hparams.factor * F.cross_entropy(self(batch['labelled']['x']), batch['labelled']['y'])\n"
-    )
-    names = {"FedMethod": FedMethod, "F": F, "__name__": "__main__"}
-    exec(code, names)
-    result = fit(names["Bare"], FEW, method_args={"factor": 0.5, "lr": 0.2}, **{**OPTIONS, "rounds": 1})
-    assert result.method.hparams.factor == 0.5 and result.method.hparams.lr == 0.2
-    with pytest.raises(ConfigError, match=r"'factr'.*'factor'"):
-        fit(names["Bare"], "digits", method_args={"factr": 0.5})
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -206,8 +189,3 @@ def test_a_class_without_source():
 def test_bad_input_is_one_error(given, message):
     with pytest.raises(ConfigError, match=message):
         fit("fedavg", "digits", **given)
-
-
-def test_something_else_is_no_method():
-    with pytest.raises(ConfigError, match=r"Digits.*methods\.base\.FedMethod"):
-        fit(Digits, "digits")

@@ -1,4 +1,4 @@
-"""The command line: how it reads options, what it says of them, bad input in one line."""
+"""The command line: how it reads options, what it says of them, how it ends."""
 
 import json
 import os
@@ -17,88 +17,9 @@ from datamodules.common.errors import Stopped
 from toy_suite import HEAVY
 
 
-@pytest.mark.parametrize("given", [["--slurm=--gpus-per-task=1 --nodes=2"], ["--slurm", "--gpus-per-task=1 --nodes=2"]])
-def test_options_of_sbatch_stay_as_they_are_spelled(given):
-    rest, _ = split_dotted(["table", *given, "--data-dir", "d"])
-    assert rest == ["table", "--slurm=--gpus-per-task=1 --nodes=2", "--data_dir", "d"]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["list", "models"],  # so short that Python keeps it until the end
-        ["--help"],
-        ["fit", "--help"],  # longer than what a pipe's buffer in Python holds
-        ["status", "--paper", "toy.yaml"],  # Rich writes at once
-    ],
-)
-def test_a_reader_that_goes_away_is_no_missing_folder(here, arguments):
-    program = started(arguments)
-    program.stdout.close()
-    assert program.stderr.read().splitlines()[-1] == "nobody reads the output any more"
-    assert program.wait() == cli.UNREAD
-
-
-def test_a_reader_of_errors_that_goes_away(here):
-    """Nobody can be told; the exit code says it, and what was printed before stays."""
-    program = started(["train"])
-    program.stderr.close()
-    assert program.stdout.read() == ""
-    assert program.wait() == cli.UNREAD
-
-
-def test_a_reader_of_progress_that_goes_away(here, monkeypatch, capsys):
-    reader, writer = os.pipe()
-    os.close(reader)
-    with open(writer, "w") as errors, monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", errors)
-        assert main(["table", "--paper", "toy.yaml", "--wandb", "off", "--jobs", "1"]) == cli.UNREAD
-    assert capsys.readouterr().out == ""
-
-
-def started(arguments):
-    """A program whose pipes hold what it prints until it is flushed, as they do by default."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
-    command = [sys.executable, "-m", "benchmark", *arguments]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def ended(arguments, **environment):
-    """Exit code and errors of a program."""
-    given = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run([sys.executable, "-m", "benchmark", *arguments], env=given, capture_output=True, text=True)
-    return done.returncode, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("SLURM_NTASKS", "abc"), ("TORCHELASTIC_RUN_ID", "left over")],
-)
-def test_what_a_launcher_has_left_in_the_environment_is_one_line(here, name, value):
-    code, told = ended(["fit", "--method", "fedavg", "--data", "digits", "--rounds", "1"], **{name: value})
-    assert code == 2 and told.startswith("error: the environment looks like that of ") and told.count("\n") == 1
-
-
-def test_a_program_without_an_output_or_a_working_folder(here):
-    """Nobody is told, and nothing is wrong; or one line says what is."""
-    command = [sys.executable, "-m", "benchmark", "list"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    shell = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], env=environment, stderr=subprocess.PIPE)
-    assert (shell.returncode, shell.stderr) == (0, b"")
-    gone = here / "gone"
-    gone.mkdir()
-    command = ["sh", "-c", f'rmdir {gone} && exec "$@"', "sh", *command]
-    left = subprocess.run(command, env=environment, cwd=gone, capture_output=True, text=True)
-    assert left.returncode == 2 and left.stderr.startswith("error: the working folder has been removed")
-
-
-@pytest.mark.parametrize("option", ["--rounds", "--method.lr"])
 @pytest.mark.parametrize("many", ["[", "- "])
-def test_a_value_that_would_crash_the_parser_is_refused(here, capsys, option, many):
-    assert main(["fit", "--method", "fedavg", "--data", "digits", option, many * 100_000]) == 2
-    assert "nested too deeply" in capsys.readouterr().err
-    (here / "deep.yaml").write_text("a: " + many * 100_000 if many == "[" else "a:\n " + many * 100_000)
-    assert main(["fit", "--config", "deep.yaml"]) == 2
+def test_a_value_that_would_crash_the_parser_is_refused(here, capsys, many):
+    assert main(["fit", "--method", "fedavg", "--data", "digits", "--model_args.width", many * 100_000]) == 2
     assert "nested too deeply" in capsys.readouterr().err
 
 
@@ -122,111 +43,26 @@ def test_split_dotted():
     }
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["fit", "--method", "rscfet", "--data", "digits"], "unknown method 'rscfet'; did you mean 'rscfed'?"),
-        (["fit", "--method", "fedavg", "--data", "digit"], "unknown data set 'digit'; did you mean 'digits'?"),
-        (["fit", "--data", "digits"], "--method is missing; it is one of cbafed, client_fixmatch, fed_consist, "),
-        (["fit", "--method", "fedavg"], "--data is missing; it is one of ag_news, cifar10, "),
-        (["fit", "--method.help"], "--method.help needs a value: cbafed, client_fixmatch, fed_consist, "),
-        (["fit", "--method", "nowhere.Mine", "--data", "digits"], "No module named 'nowhere'; the folder it lies in "),
-        (
-            ["fit", "--method", "fedavg", "--data", "digits", "--method.lrr", "1"],
-            "unknown method argument 'lrr'; did you mean 'lr'?",
-        ),
-        (["fit", "--method", "fedavg", "--data", "digits", "--data.beta", "x"], "--data.beta x: expected float\n"),
-        (
-            ["fit", "--method", "fedavg", "--data", "digits", "--data.partition", "dirichlt"],
-            "data (Digits): --data.partition dirichlt: expected {dirichlet,pairs,iid}\n",
-        ),
-        (
-            ["fit", "--method", "fedavg", "--data", "digits", "--method.clip_norm", "x"],
-            "--method.clip_norm x: expected float or null\n",
-        ),
-        (["fit", "--method", "fedavg", "--data", "digits", "--data.data_dir", "x"], "'data_dir': give --data_dir "),
-        (["fit", "--method", "fedavg", "--data", "digits", "--rounds", "0"], "rounds is 0; it must be at least 1"),
-        (
-            ["fit", "--method", "fedavg", "--data", "digits", "--precision", "16-true"],
-            "precision '16-true' cannot be used",
-        ),
-        (["fit", "--method", "fedavg", "--data", "digits", "--roundz", "3"], "--roundz 3; did you mean --rounds?"),
-        (["fit", "--lr", "0.1"], "--lr 0.1; did you mean --method.lr? ("),
-        (["fit", "--method", "rscfed", "--dma_beta_labelled=1"], "=1; did you mean --method.dma_beta_labelled? ("),
-        (["fit", "--method", "fedavg", "--data", "digits", "--beta", "1"], "--beta 1; did you mean --data.beta? ("),
-        (["describe", "--data", "digits", "--beta", "0.3"], "--beta 0.3; did you mean --data.beta? ("),
-        (["status", "--paper", "toy.yaml", "--lr", "1"], "--lr 1 (`--help` lists"),
-        (["status"], "the following arguments are required: --paper (`--help` lists"),
-        (["fit", "--method"], "argument --method: expected one argument (`--help` lists"),
-        (["fit", "--rounds", "many"], "--rounds many: expected int"),
-        (["fit", "--threads", "many"], "--threads many: expected int or auto"),
-        (["fit", "--engine", "fast"], "--engine fast: expected {reference,slots}"),
-        (["fit", "--config", "no.yaml"], "--config no.yaml: No such file or directory"),
-        (["fit", "--method.lr"], "--method.lr needs a value"),
-        (["fit", "--method.lr", "--rounds", "3"], "--method.lr needs a value"),
-        (["fit", "--suite", "rscfet", "--row", "1/A/low"], "unknown paper 'rscfet'; did you mean 'rscfed'?"),
-        (["fit", "--suite", "rscfed", "--row", "1/CIFAR-10/rscfed"], "did you mean '1/CIFAR-100/rscfed'? `s"),
-        (["fit", "--suite", "toy.yaml", "--row", "1/a/lo", "--scale", "quick"], "did you mean '1/A/low'? `status"),
-        (["fit", "--suite", "toy.yaml", "--row", "1/A/low", "--scale", "small"], "unknown scale 'small'"),
-        (["fit", "--suite", "rscfed"], "--suite and --row go together"),
-        (["fit", "--row", "1/A/low"], "--suite and --row go together"),
-        (["fit", "--suite", "toy.yaml", "--row", "1/A/low", "--config", "x"], "--config and --suite both say where"),
-        (["fit", "--suite", "rscfed", "--row", "4/SVHN/rscfed"], "name one of 4/SVHN/rscfed/labelled=1/unlabelled=4, "),
-        (["fit", "--suite", "rscfed", "--row", "4/SVHN/improvement"], "difference of rscfed and fed_consist: name"),
-        (["table", "--paper", "rscfet"], "unknown paper 'rscfet'; did you mean 'rscfed'?"),
-        (["table", "--paper", "toy.yaml", "--scale", "papr"], "unknown scale 'papr'"),
-        (["table", "--paper", "toy.yaml", "--tables", "9"], "unknown table '9'. Known: 1, 2"),
-        (["table", "--paper", "toy.yaml", "--method.lr", "1"], "table takes no --method.lr"),
-        (["status", "--paper", "toy.yaml", "--seeds", "one"], "--seeds one: write numbers separated by commas"),
-        (["fit", "--method", "fedavg", "--data", "digits", "--seed", ","], "--seed ,: write numbers separated by"),
-        (["status", "--paper", "toy.yaml", "--seeds", ""], "--seeds : write numbers separated by commas, e.g. 1,2,3"),
-        (["table", "--paper", "toy.yaml", "--only", ","], "--only ,: there is nothing between the commas"),
-        (["table", "--paper", "toy.yaml", "--tables=[]"], "--tables []: there is nothing between the commas"),
-        (["table", "--paper", "toy.yaml", "--methods", " , "], "--methods , : there is nothing between the commas"),
-        (["tune", "--paper", "toy.yaml", "--row", ","], "--row ,: there is nothing between the commas"),
-        (["describe"], "--data is missing; it is one of ag_news, cifar10, "),
-        (["describe", "--data", "digits", "--data.partition_file", "no.json"], "cannot use the partition file no.json"),
-        (["train"], "train"),
-        ([], "subcommand"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_one_line_on_stderr(here, fitted, capsys, arguments, message):
-    assert main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert message in err and err.startswith("error: ") and err.count("\n") == 1 and "Traceback" not in err
-    assert fitted == [] and out == ""
+@pytest.mark.parametrize("given", [["--slurm=--gpus-per-task=1 --nodes=2"], ["--slurm", "--gpus-per-task=1 --nodes=2"]])
+def test_options_of_sbatch_stay_as_they_are_spelled(given):
+    rest, _ = split_dotted(["table", *given, "--data-dir", "d"])
+    assert rest == ["table", "--slurm=--gpus-per-task=1 --nodes=2", "--data_dir", "d"]
 
 
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("arguments", [["fit", "--config", "pipe.yaml"], ["status", "--paper", "pipe.yaml"]])
-def test_a_pipe_is_no_configuration_and_no_suite(here, fitted, capsys, arguments):
-    """Reading one may never end."""
-    os.mkfifo("pipe.yaml")
-    assert main(arguments) == 2
-    assert "pipe.yaml: it is no regular file" in capsys.readouterr().err and fitted == []
+def test_a_reader_that_goes_away_is_no_missing_folder():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "benchmark", "list", "models"]
+    program = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    program.stdout.close()
+    assert (program.stderr.read(), program.wait()) == ("", cli.UNREAD)
 
 
-def test_help_of_a_method_lists_its_options(capsys):
-    assert main(["fit", "--method.help", "rscfed"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("methods.rscfed.RSCFed: Random sampling consensus") and "Eqs. 5, 6" in out
-    options = [line.split()[0] for line in out.splitlines() if line.startswith("  --")]
-    assert "--method.lr" in options and "--method.model" not in options
-    shown = " ".join(out.split())
-    for text in (
-        "--method.dma_distance {sum_tensor,global_l2} (default sum_tensor) paper L2 norm; released code sum of",
-        "--method.lambda_u float (default 0.02) lambda_u weight of the consistency loss: paper none (1); released",
-        "--method.clip_norm float or null (default 5.0) total gradient norm allowed before",
-        "--method.reset_momentum {true,false} (default false) forget the optimiser's state",
-    ):
-        assert text in shown
-
-
-def test_help_of_a_data_set_says_what_its_options_mean(capsys):
-    assert main(["fit", "--data.help", "digits"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "--data.partition {dirichlet,pairs,iid} (default dirichlet) dirichlet, pairs (a Dirichlet draw" in shown
-    assert "--data.mean list[float] or null (default null) per-channel mean" in shown and "data_dir" not in shown
+@pytest.mark.parametrize(("name", "value"), [("SLURM_NTASKS", "abc"), ("TORCHELASTIC_RUN_ID", "left over")])
+def test_what_a_launcher_has_left_in_the_environment_is_one_line(here, monkeypatch, capsys, name, value):
+    monkeypatch.setenv(name, value)
+    assert main(["fit", "--method", "fedavg", "--data", "digits", "--rounds", "1"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: the environment looks like that of ") and told.count("\n") == 1
 
 
 @pytest.mark.parametrize("slot", KINDS)
@@ -241,73 +77,43 @@ def test_help_of_every_class(slot, capsys):
         assert bare == []
 
 
+def test_help_of_a_method_lists_types_and_defaults_but_not_what_the_run_supplies(capsys):
+    assert main(["fit", "--method.help", "rscfed"]) == 0
+    out = capsys.readouterr().out
+    assert "--method.dma_distance {sum_tensor,global_l2} (default sum_tensor)\n" in out
+    assert "--method.clip_norm float or null (default 5.0)\n" in out and "--method.model" not in out
+
+
 @pytest.fixture
-def help_of(capsys):
-    """Shows the help of a command, or of all."""
+def options_of(capsys):
+    """The options that the help of a command explains."""
 
-    def shown(*command):
+    def found(command):
         with pytest.raises(SystemExit):
-            main([*command, "--help"])
-        return capsys.readouterr().out
+            main([command, "--help"])
+        return set(re.findall(r"^  (?:-\w, )?(--\w+)", capsys.readouterr().out, re.M)) - {"--help"}
 
-    return shown
-
-
-def options_in(shown):
-    """The options that a help explains."""
-    return set(re.findall(r"^  (?:-\w, )?(--\w+)", shown, re.M)) - {"--help"}
+    return found
 
 
-def test_help_of_fit_says_what_labels_and_readings_are(help_of):
-    shown = " ".join(help_of("fit").split())
-    for text in (
-        "a label in the record (quick, small, laptop, lite, board, paper or custom); it changes no",
-        "last (final in records)",
-        "the mean of the global weights of the last so many rounds (all, if the run is shorter)",
-    ):
-        assert text in shown
-
-
-@pytest.mark.parametrize("width", [1, 80, 120])
-def test_help_is_plain_and_fits_the_terminal(width, monkeypatch, help_of):
-    """No marks of docstrings, no types of Python, no defaults that say nothing; only the usage names long options."""
-    monkeypatch.setenv("COLUMNS", str(width))
-    commands = {name: help_of(name) for name in cli.COMMANDS}
-    for shown in (help_of(), *commands.values()):
-        about = shown.partition("\n\n")[2]
-        assert not re.findall(r"``|type: |default: null|default: False", about)
-        assert max(map(len, about.splitlines())) <= max(width, cli.LEAST_COLUMNS)
-    shown = " ".join(commands["table"].split())
-    assert ".yaml file (required)" in shown and "(default: quick)" in shown
-    assert "(required)" not in commands["plot"]
-
-
-def test_help_says_what_a_value_is_counted_in(help_of):
-    shown = [help_of(name) for name in cli.COMMANDS]
-    table = " ".join(help_of("table").split())
-    for text in ("--jobs N ", "--client_memory GB", "--checkpoint_every_s SECONDS", "--slurm_at_once TASKS"):
-        assert text in table
-    assert {f"--{name}" for name in cli.UNITS} <= set.union(*map(options_in, shown))
-
-
-def test_options_are_frozen(help_of):
-    names = {name: options_in(help_of(name)) for name in cli.COMMANDS}
+def test_options_are_frozen(options_of):
+    names = {name: options_of(name) for name in COMMANDS}
     suite = {"--paper", "--scale", "--seeds", "--results_dir"}
-    engine = {"--accelerator", "--engine", "--slots", "--replay", "--client_memory"}
+    engine = {"--accelerator", "--engine", "--slots", "--replay", "--client_memory", "--threads"}
     where = {*engine, "--data_dir", "--checkpoint_every_s", "--wandb", "--logger", "--callbacks"}
     where |= {"--wandb_project", "--wandb_entity", "--wandb_group", "--wandb_tags"}
     assert names == {
         "fit": {"--config", "--suite", "--row", "--method", "--data", "--model", "--rounds", "--seed", "--scale",
-                "--eval_every", "--last_k", "--report", "--precision", "--devices", "--num_nodes", "--threads"}
+                "--eval_every", "--last_k", "--report", "--precision", "--devices", "--num_nodes"}
         | {"--average_last", "--results_dir", "--nonfinite", "--sums", "--dry_run", "--overwrite", "--export"}
         | where,
-        "table": {"--jobs", "--tables", "--methods", "--only", "--readme", "--slurm", "--precision", "--threads"}
+        "table": {"--jobs", "--tables", "--methods", "--only", "--readme", "--slurm", "--precision"}
         | {"--dry_run", "--overwrite", "--slurm_bundle", "--slurm_at_once"}
         | suite
         | where,
-        "admit": {"--jobs", "--paper", "--scale", "--results_dir", "--threads"} | where,
-        "tune": {"--jobs", "--row", "--overwrite", "--paper", "--scale", "--results_dir", "--threads"} | where,
-        "enter": {"--jobs", "--method", "--table", "--overwrite", "--threads"} | suite | where,
+        "admit": {"--jobs", "--paper", "--scale", "--results_dir"} | where,
+        "tune": {"--jobs", "--row", "--overwrite", "--paper", "--scale", "--results_dir"} | where,
+        "enter": {"--jobs", "--method", "--table", "--overwrite"} | suite | where,
         "status": suite | {"--runs"},
         "plot": {"--columns", "--labels", "--out", "--suite", "--row", "--scale", "--results_dir", "--axis"},
         "describe": {"--data", "--data_dir", "--seed", "--plot", "--export"},
@@ -317,44 +123,27 @@ def test_options_are_frozen(help_of):
     }  # fmt: skip
 
 
-TELLING = [["list"], ["--help"], *([name, "--help"] for name in cli.COMMANDS)]
+TELLING = [["list"], ["--help"], *([name, "--help"] for name in COMMANDS)]
 """What only tells."""
 
 TELLS = """
 import contextlib, io, json, sys
 from benchmark.cli import main
 
-known, found = set(), []
-for words in [None, *json.loads(sys.argv[1])]:
+for words in json.loads(sys.argv[1]):
     told = io.StringIO()
     with contextlib.redirect_stdout(told), contextlib.suppress(SystemExit):
-        words and main(words)
-    found.append([told.getvalue(), sorted(set(sys.modules) - known)])
-    known = set(sys.modules)
-print(json.dumps(found))
+        main(words)
+    assert len(told.getvalue().splitlines()) > 5, words
+print(json.dumps(sorted(sys.modules)))
 """
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """What commands print and which modules they import, one after the other in one fresh process; first, to start."""
-    here = tmp_path_factory.mktemp("nothing")
+def test_what_only_tells_imports_nothing_heavy(tmp_path):
     command = [sys.executable, "-c", TELLS, json.dumps(TELLING)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
-        done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
-    return dict(zip(("", *map(" ".join, TELLING)), json.loads(done.stdout), strict=True))
-
-
-def test_starting_up_imports_nothing_heavy(told):
-    text, imported = told[""]
-    assert "benchmark.cli" in imported and not {*imported} & {*HEAVY} and text == ""
-
-
-@pytest.mark.parametrize("words", TELLING, ids=" ".join)
-def test_what_only_tells_imports_nothing_heavy(told, words):
-    text, imported = told[" ".join(words)]
-    assert not {*imported} & {*HEAVY} and len(text.splitlines()) > 5
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert not {*json.loads(done.stdout)} & {*HEAVY}
 
 
 @pytest.mark.parametrize(("more", "again"), [([], ""), (["--overwrite"], " without --overwrite")])

@@ -1,12 +1,11 @@
 """Names and classes: entry points that work, that break, and that have a name of ours; imports."""
 
-import gc
-import warnings
+import sys
 
 import pytest
 
 from benchmark.config import from_dict, resolve
-from benchmark.registry import KINDS, find_class, imported, known_names, own_names
+from benchmark.registry import KINDS, find_class, known_names, own_names
 from datamodules.common.errors import ConfigError
 
 METHOD = KINDS["method"]
@@ -36,63 +35,29 @@ def test_a_method_of_another_package_has_a_short_name(install):
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        (
-            "import nowhere",
-            "method 'theirs' of the package 'broken_one' cannot be imported: ModuleNotFoundError: No mod",
-        ),
-        (
-            "1 / 0",
-            "method 'theirs' of the package 'broken_one' cannot be imported: ZeroDivisionError: division by zero",
-        ),
+        ("1 / 0", "method 'theirs' of the package 'broken_one' cannot be imported: ZeroDivisionError"),
         ("", "cannot be imported: AttributeError: "),
         (
             "class Theirs: ...",
-            "method 'theirs' of the package 'broken_one' is not a subclass of methods.base.FedMethod",
+            "'theirs' of the package 'broken_one' is not a subclass of methods.base.FedMethod",
         ),
     ],
 )
-def test_a_broken_one_is_a_warning_where_names_are_listed_and_an_error_where_it_is_meant(
-    install, code, message, monkeypatch
-):
-    monkeypatch.delitem(__import__("sys").modules, "broken_one", raising=False)
+def test_a_broken_one_is_an_error_where_it_is_meant(install, code, message, monkeypatch):
+    monkeypatch.delitem(sys.modules, "broken_one", raising=False)
     install("broken_one", code, POINTS)
-    with pytest.warns(UserWarning, match=message) as caught:
-        assert known_names(METHOD) == own_names(METHOD)
-    assert len(caught) == 1
+    assert "theirs" in known_names(METHOD)
     with pytest.raises(ConfigError, match=message):
         find_class("theirs", METHOD)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert find_class("fedavg", METHOD).__name__ == "FedAvg"
 
 
 def test_names_that_two_have(install):
     """Ours come first, others are told apart by their paths."""
     install("one_package", CODE, POINTS + "fedavg = {package}:Theirs\n")
     install("two_package", CODE, POINTS)
-    with pytest.warns(
-        UserWarning, match=r"'fedavg' of the package 'one_package' has the name of one of ours; name it one"
-    ):
-        assert "theirs" in known_names(METHOD)
     assert find_class("fedavg", METHOD).__module__ == "methods.fedavg"
     with pytest.raises(ConfigError, match=r"'theirs' is ambiguous; name one of (one|two)_package\.Theirs, "):
         find_class("theirs", METHOD)
-
-
-def test_nothing_is_collected_during_an_import_and_all_is_as_before_after_it(tmp_path, monkeypatch):
-    """Also where the import fails, and where collection was off anyway."""
-    (tmp_path / "collecting.py").write_text("import gc\nenabled = gc.isenabled()\n")
-    (tmp_path / "failing.py").write_text("raise ImportError('no')\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert imported("collecting.enabled") is False and gc.isenabled()
-    with pytest.raises(ImportError, match="no"):
-        imported("failing.anything")
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        assert imported("collecting.enabled") is False and not gc.isenabled()
-    finally:
-        gc.enable()
 
 
 def test_bases_and_ablations_are_no_methods() -> None:

@@ -1,7 +1,5 @@
 """``--dry-run``: what a command would take."""
 
-import json
-
 import pytest
 
 from benchmark.cli import main
@@ -27,28 +25,6 @@ def test_a_dry_run_says_what_a_table_takes_and_runs_nothing(here, fitted, capsys
     assert table("--seeds", "1,2", "--dry-run") == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "unknown" not in out and "about" in out and out.count("1 record ") == 2
-
-
-def test_rows_with_nothing_left_need_no_time(here, fitted, capsys):
-    """A question mark would say that it is unknown, and on a machine without records of the row it is not needed."""
-    assert table("--seeds", "1") == 0
-    for path in here.glob("results/runs/*/record.json"):
-        record = json.loads(path.read_text())
-        record["environment"]["cpu"] = "another processor"
-        path.write_text(json.dumps(record))
-    capsys.readouterr()
-    assert table("--seeds", "1", "--dry-run") == 0
-    _, *lines = capsys.readouterr().out.splitlines()
-    assert "?" not in "".join(lines) and "0 rounds are left" in lines[-1]
-
-
-def test_a_dry_run_of_a_single_run(here, fitted, capsys):
-    command = ["fit", "--suite", "toy.yaml", "--row", "1/A/low", "--scale", "quick"]
-    assert main(command) == 0
-    assert main([*command, "--seed", "1,2", "--dry-run"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "2 runs, 4 rounds; 2 rounds are left about " in out and "1 record fedavg on digits" in out
-    assert len(fitted) == 1
 
 
 def test_a_dry_run_of_a_grid_names_its_values(here, fitted, capsys):
