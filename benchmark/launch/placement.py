@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from benchmark.config import Run
 from benchmark.launch.launchers import slurm_tasks
-from benchmark.runs.capacity import asked_threads, bearable, cores, idle_cores
+from benchmark.runs.environment import asked_threads, bearable, cores, idle_cores
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.states import saved_rounds
 from datamodules.common.errors import ConfigError, RunError

@@ -198,8 +198,6 @@ def _take_up(recorder: Recorder | None, federation: Federation, saved: Mapping[s
         recorder.say(f"continues from round {federation.round + 1} of {federation.rounds}")
         if files.of_edited_code:
             recorder.say("the code of its method has changed since it began; its record names both versions")
-        if rows is None:
-            recorder.say("its checkpoint is of an older version and cannot vouch for its rows")
 
 
 def _log_again(federation: Federation, files: RunFolder) -> None:

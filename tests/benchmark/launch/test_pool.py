@@ -20,7 +20,7 @@ from benchmark.launch.progress import Display
 from benchmark.launch.signals import STOPPED
 from benchmark.registry import ClassSpec
 from benchmark.runs import folder
-from benchmark.runs.capacity import cores
+from benchmark.runs.environment import cores
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked, run_lock
 from benchmark.runs.records import read_record
