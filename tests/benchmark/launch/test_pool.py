@@ -320,18 +320,3 @@ def test_display_in_a_terminal_shows_a_line_per_run(tmp_path, fake):
         display.finish(run, "complete", "")
     text = console.file.getvalue()
     assert "1/2" in text and "acc 33.00" in text and "1/A/low1 +1 seed 1" in text
-
-
-def test_display_in_a_log_says_now_and_then_where_a_long_run_is(tmp_path, fake):
-    (run,) = planned(tmp_path, 1)
-    folder_ = RunFolder(run.folder)
-    folder_.open(run, FACTS)
-    console = quiet()
-    with Display(1, console, every_s=0.0) as display:
-        display.start(run)
-        display.tick()
-        folder_.append({"round": 0, "acc": 33.0})
-        display.tick()
-    first, second = console.file.getvalue().splitlines()
-    assert "0 of 2 rounds, for 0.0 s" in first  # also before the first round has ended
-    assert "1 of 2 rounds, acc 33.00" in second
