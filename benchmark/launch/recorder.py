@@ -66,6 +66,7 @@ class Recorder:
     def save(self) -> None:
         """Write a checkpoint of the end of the last round, unless it has been written."""
         if self.state is not None:
+            self.files.check_claim()
             self.checkpoint.save({**self.state, "origin": self.files.origin})
             self.files.saved(self.state["round"])
             self.state = None
@@ -83,6 +84,7 @@ class Recorder:
             ways = ", ".join(f"{count:,} {way}" for way, count in taken.items())
             self.say(f"steps of clients in slots, in this process: {ways}")
         weights = {name: value.cpu() for name, value in federation.server.items()}
+        self.files.check_claim()
         save_plain(self.files.path / WEIGHTS, weights)
         self.state, confusion = None, federation.confusion
         record = self.files.finish(federation.averaged, None if confusion is None else confusion.tolist())

@@ -8,6 +8,7 @@ signal that is ignored, as ``SIGHUP`` is under ``nohup``, stays ignored.
 import multiprocessing
 import os
 import signal
+import stat
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -51,7 +52,18 @@ def _raise(number: int, frame: FrameType | None) -> None:
     for one in _watched:
         signal.signal(one, signal.SIG_IGN)
     _came.append(signal.Signals(number))
+    if number == signal.SIGHUP:
+        _leave_terminal()
     raise Stopped(number)
+
+
+def _leave_terminal() -> None:
+    """Redirect output from the terminal to nowhere: the terminal is gone, and writing to it fails."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        if stat.S_ISCHR(os.fstat(stream).st_mode):  # isatty is false once the terminal is gone
+            os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 def check_stopped() -> None:

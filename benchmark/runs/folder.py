@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,10 +16,11 @@ from typing import Any
 
 from benchmark.config import Run, differences, identity
 from benchmark.files import dump_yaml, finite, regular, write_atomic
+from benchmark.runs.background import repeatedly
 from benchmark.runs.code_identity import code_version, revision, uncommitted
 from benchmark.runs.environment import environment
 from benchmark.runs.lock import NAME as LOCK
-from benchmark.runs.lock import run_lock
+from benchmark.runs.lock import Claim, RunLocked, run_lock
 from benchmark.runs.records import (
     AVERAGED,
     FACTS,
@@ -55,12 +57,32 @@ class RunFolder:
         self._last = -1
         self._finished = False
         self._rows = hashlib.sha256()
+        self._claim: Claim | None = None
+        self._writing = threading.RLock()  # for the record in memory, which the heartbeat's thread writes too
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the run against other processes while the context is open."""
-        with run_lock(self.path):
-            yield
+        """Lock the run against other processes and keep its heartbeat while the context is open."""
+
+        def live() -> None:
+            if self._record.get("status") == "running":
+                with suppress(OSError, RunLocked):  # the run itself reports a full disk, and a lost lock
+                    self.beat()
+
+        try:
+            with run_lock(self.path) as self._claim, repeatedly(live, self.heartbeat_s):
+                yield
+        finally:
+            self._claim = None
+
+    def check_claim(self) -> None:
+        """Refuse to write to a folder that another process has taken over.
+
+        Raises:
+            RunLocked: one has.
+        """
+        if self._claim is not None:
+            self._claim.check()
 
     @property
     def opened(self) -> bool:
@@ -157,10 +179,11 @@ class RunFolder:
             row: ``round`` (int), metrics and other means (floats), counts (ints), ``timing`` (wall-clock).
 
         Raises:
-            RunError: ``round`` is not after the last one.
+            RunError: ``round`` is not after the last one, or the run is no longer this process's.
         """
         if row["round"] <= self._last:
             raise RunError(f"{self.path}: round {row['round']} after {self._last}; rewind before resuming")
+        self.check_claim()
         path = self.path / "metrics.jsonl"
         line = _line(row)
         with named(path), open(path, "a", encoding="utf-8", opener=regular) as file:
@@ -204,6 +227,7 @@ class RunFolder:
         """Remove rows from ``next_round`` on, and a last line torn by a kill."""
         kept = [row for row in self.rows() if row["round"] < next_round]
         lines = "".join(map(_line, kept))
+        self.check_claim()
         write_atomic(self.path / "metrics.jsonl", lines)
         self._rows = hashlib.sha256(lines.encode())
         self._last = kept[-1]["round"] if kept else -1
@@ -230,8 +254,9 @@ class RunFolder:
 
     def saved(self, rounds: int) -> None:
         """Record the number of rounds in the checkpoint, from which the run would continue."""
-        self._record["timing"]["saved_rounds"] = rounds
-        self._write()
+        with self._writing:
+            self._record["timing"]["saved_rounds"] = rounds
+            self._write()
 
     def finish(
         self, averaged: Mapping[str, Any] | None = None, confusion: Sequence[Sequence[int]] | None = None
@@ -256,17 +281,18 @@ class RunFolder:
             )
         if not rows or rows[-1]["round"] != total - 1:
             raise RunError(f"{self.path}: the last of {total} rounds has no row, so the run is not finished")
-        self._record |= readings(rows, self._record["config"]["last_k"])
-        self._record |= {AVERAGED: finite(dict(averaged))} if averaged else {}
-        self._record |= {"confusion": [" ".join(map(str, line)) for line in confusion]} if confusion else {}
-        self._record |= _sent(rows[-1])
-        self._record["skipped"] = rows[-1].get("skipped", 0)
-        self._record["rounds"]["done"] = total
-        self._record["status"] = "complete"
-        self._record["timing"].pop("saved_rounds", None)
-        self._record["digest"] = digest(self._record, rows)
-        self._write()
-        self._finished = True
+        with self._writing:
+            self._record |= readings(rows, self._record["config"]["last_k"])
+            self._record |= {AVERAGED: finite(dict(averaged))} if averaged else {}
+            self._record |= {"confusion": [" ".join(map(str, line)) for line in confusion]} if confusion else {}
+            self._record |= _sent(rows[-1])
+            self._record["skipped"] = rows[-1].get("skipped", 0)
+            self._record["rounds"]["done"] = total
+            self._record["status"] = "complete"
+            self._record["timing"].pop("saved_rounds", None)
+            self._record["digest"] = digest(self._record, rows)
+            self._write()
+            self._finished = True
         return self._record
 
     def fail(self, error: BaseException, run: Run | None = None) -> None:
@@ -285,16 +311,18 @@ class RunFolder:
             self._record["error"] = "".join(traceback.format_exception(error))
             self._record["status"] = "failed"
             self._record["rounds"]["done"] = max(self._record["rounds"]["done"], self._last + 1)
-            with suppress(OSError):
+            with suppress(OSError, RunLocked):
                 self._write()
 
     def _write(self) -> None:
-        self._written = time.monotonic()
-        timing = self._record["timing"]
-        timing["updated"] = _now()
-        timing["seconds"] = round(self._spent + self._written - self._began, 3)
-        validate(self._record, str(self.path))
-        write_atomic(self.path / "record.json", json.dumps(self._record, indent=1, allow_nan=False) + "\n")
+        with self._writing:
+            self.check_claim()
+            self._written = time.monotonic()
+            timing = self._record["timing"]
+            timing["updated"] = _now()
+            timing["seconds"] = round(self._spent + self._written - self._began, 3)
+            validate(self._record, str(self.path))
+            write_atomic(self.path / "record.json", json.dumps(self._record, indent=1, allow_nan=False) + "\n")
 
     def _check_resume(self, before: Record, run: Run, facts: Mapping[str, Any]) -> None:
         if before["run_id"] != run.id:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from benchmark.arguments import build
 from benchmark.config import Run, RunConfig, differences
 from benchmark.registry import KINDS, find_class
-from benchmark.runs.lock import locked
+from benchmark.runs.lock import alive_elsewhere, locked
 from benchmark.runs.records import Record, read_record
 from datamodules.common.errors import BenchError, RunError
 
@@ -109,7 +109,7 @@ def _look(path: Path) -> RunState:
     known = (path / "record.json").exists()
     if known and (record := read_record(path))["status"] == "complete":
         return RunState("complete", record)
-    if locked(path):
+    if locked(path) or alive_elsewhere(path):
         return RunState("running")
     if not known:
         return RunState("missing")

@@ -1,18 +1,23 @@
 """Signals that ask a program to stop."""
 
 import os
+import pty
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from benchmark.launch.signals import SIGNALS, STOPPED, check_stopped, stoppable
 from datamodules.common.errors import Stopped
 
+ROOT = Path(__file__).resolve().parents[3]
+
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_signal_stops_and_the_next_ones_leave_it_in_peace(number):
+def test_the_first_signal_stops_and_the_next_ones_leave_it_in_peace(number, capfd):
+    """Beside ``capfd``, since SIGHUP takes the output off the terminal."""
     before = [signal.getsignal(one) for one in SIGNALS]
     with pytest.raises(Stopped, match=f"stopped by {number.name}") as stopped, stoppable():
         try:
@@ -59,6 +64,39 @@ def test_a_signal_that_is_ignored_stays_ignored():
         check_stopped()
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+IN_A_TERMINAL = """
+import sys, time
+from pathlib import Path
+from benchmark.launch.signals import STOPPED, stoppable
+from datamodules.common.errors import Stopped
+
+try:
+    with stoppable():
+        print("begun", flush=True)
+        while True:
+            time.sleep(0.1)  # a signal that comes just before a sleep does not shorten it
+except Stopped as stopped:
+    print("writing to the terminal", flush=True)
+    print("and its error stream", file=sys.stderr, flush=True)
+    Path("saved").write_text(str(stopped))
+    sys.exit(STOPPED)
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_terminal_that_is_closed_stops_and_may_still_be_written_to(tmp_path):
+    (tmp_path / "program.py").write_text(IN_A_TERMINAL)
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(tmp_path)
+        os.execve(sys.executable, [sys.executable, "program.py"], {**os.environ, "PYTHONPATH": str(ROOT)})
+    assert b"begun" in os.read(terminal, 100)
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == STOPPED
+    assert (tmp_path / "saved").read_text() == "stopped by SIGHUP"
 
 
 def test_other_threads_leave_signals_alone():

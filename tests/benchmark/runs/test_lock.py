@@ -1,15 +1,23 @@
 """Locks of run folders: who holds one, who only looks."""
 
+import errno
 import fcntl
+import os
+import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
+from benchmark.launch.recorder import Recorder
 from benchmark.runs.folder import RunFolder
-from benchmark.runs.lock import RunLocked, locked, run_lock
-from run_folders import flocked
+from benchmark.runs.lock import RunLocked, holder, locked, run_lock
+from benchmark.runs.loggers import Mirror
+from benchmark.runs.records import read_record
+from benchmark.runs.states import state
+from run_folders import FACTS, RUN, change, flocked, row
 
 HOLD = """
 import pathlib, sys, time
@@ -23,17 +31,29 @@ with run_lock(pathlib.Path(sys.argv[1])):
 def test_the_lock_keeps_others_out_and_survives_no_kill(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"held\n"
-    assert locked(tmp_path)
+    assert locked(tmp_path) and holder(tmp_path)["pid"] == process.pid
     message = f"process {process.pid} on .* is working on this run"
     with pytest.raises(RunLocked, match=message), run_lock(tmp_path):
         pass
     process.kill()
     process.communicate()
-    assert not locked(tmp_path)
-    with pytest.raises(KeyboardInterrupt), RunFolder(tmp_path).lock():
-        assert locked(tmp_path)
+    assert not locked(tmp_path) and holder(tmp_path)["pid"] == process.pid
+    with RunFolder(tmp_path).lock():
+        assert locked(tmp_path) and holder(tmp_path)["pid"] == os.getpid()
+    assert not locked(tmp_path) and holder(tmp_path) == {}
+
+
+def test_an_error_releases_the_lock_in_good_order(tmp_path):
+    with pytest.raises(KeyboardInterrupt), run_lock(tmp_path):
         raise KeyboardInterrupt
-    assert not locked(tmp_path)
+    assert holder(tmp_path) == {}
+
+
+@pytest.mark.parametrize("text", ["4711", "null", "[1]", "{"])
+def test_a_lock_file_of_something_else_is_taken_over(tmp_path, text):
+    (tmp_path / "run.lock").write_text(text)
+    with run_lock(tmp_path):
+        assert holder(tmp_path)["pid"] == os.getpid()
 
 
 def test_those_who_only_look_do_not_see_each_other(tmp_path):
@@ -53,5 +73,54 @@ def test_one_who_looks_does_not_keep_a_run_from_starting(tmp_path):
     timer.join()
 
 
+def test_a_lock_that_may_not_be_read_counts_as_free(tmp_path, monkeypatch):
+    def denied(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    (tmp_path / "run.lock").touch()
+    monkeypatch.setattr(os, "open", denied)
+    assert not locked(tmp_path)
+
+
 def test_an_unlocked_folder(tmp_path):
-    assert not locked(tmp_path / "nowhere")
+    assert not locked(tmp_path / "nowhere") and holder(tmp_path / "nowhere") == {}
+
+
+def another_host_finishes(path, monkeypatch):
+    """Carry the run out on a host that does not see this one's locks, long after this one's last heartbeat."""
+    lock = path / "run.lock"
+    (path / "copy").write_text(lock.read_text())
+    os.replace(path / "copy", lock)  # a file of its own: nobody holds it
+    os.utime(lock, (0, 0))
+    change(path, lambda record: record["timing"].update(updated="2020-01-01T00:00:00.000+00:00"))
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: "another-host")
+        there = RunFolder(path)
+        with there.lock():
+            there.open(RUN, FACTS)
+            there.rewind(0)
+            for number in range(4):
+                there.append(row(number))
+            there.finish()
+
+
+def test_a_process_that_slept_while_another_host_finished_its_run_writes_nothing(tmp_path, monkeypatch):
+    """Neither a row, nor a checkpoint, nor its failure, nor a heartbeat: the record stays complete."""
+    ours = RunFolder(tmp_path, heartbeat_s=0.01)
+    recorder = Recorder(ours, Mirror("off", tmp_path), 0.0)
+    with ours.lock():
+        ours.open(RUN, FACTS)
+        ours.append(row(0))
+        ours.heartbeat_s = 1e9
+        time.sleep(0.05)
+        another_host_finishes(tmp_path, monkeypatch)
+        before = {file: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+        ours.heartbeat_s = 0
+        recorder.state = {"round": 1}
+        for write in (lambda: ours.append(row(1)), ours.beat, recorder.save, lambda: ours.rewind(0)):
+            with pytest.raises(RunLocked, match="taken this run over"):
+                write()
+        ours.fail(RunLocked("taken over"), RUN)
+        time.sleep(0.05)
+    assert {file: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()} == before
+    assert read_record(tmp_path)["status"] == "complete" and state(tmp_path) == "complete"
