@@ -85,7 +85,7 @@ def _run(fabric: Fabric, run: Run, files: RunFolder, recorder: Recorder | None) 
     try:
         with os_exit_raises():
             federation = _make_federation(fabric, run, files, recorder)
-            resume(fabric, federation, files, recorder)
+            resume(fabric, federation, recorder)
             federation.run()
             if recorder:
                 recorder.finish(federation)
