@@ -37,7 +37,7 @@ from benchmark.registry import Kind
 from datamodules.common.errors import RunError
 from benchmark.runs.folder import RunFolder
 
-class Base: pass
+class Base: revision = 1
 class Method(Base): pass
 class Data(Base): pass
 
