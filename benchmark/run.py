@@ -3,6 +3,7 @@
 import gc
 import pickle
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from itertools import dropwhile
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch.multiprocessing.spawn import ProcessException
 from benchmark.config import Run, Runtime
 from benchmark.federation.assembly import check_values, make_data
 from benchmark.federation.scaling import fabric_precision
-from benchmark.launch.launchers import slurm_tasks, torchrun, within
+from benchmark.launch.launchers import slurm_tasks, torchrun
 from benchmark.launch.placement import placed
 from benchmark.launch.process import enough_queues
 from benchmark.launch.recorder import is_complete
@@ -26,7 +27,7 @@ from benchmark.launch.signals import STOPPED, stoppable, stopping_children
 from benchmark.launch.worker import worker_main
 from benchmark.registry import imported, one_line, unknown
 from benchmark.runs import loggers
-from benchmark.runs.capacity import check_processes
+from benchmark.runs.environment import check_processes
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked
 from benchmark.runs.states import state
@@ -101,7 +102,7 @@ def _launchable(run: Run) -> tuple[Run, bool]:
     """
     started, tasks = torchrun(), slurm_tasks()
     if started:
-        run = run.replace(runtime=within(run.config.runtime, started))
+        run = run.replace(runtime=replace(run.config.runtime, devices=started.local, num_nodes=started.nodes))
     run = placed(run)
     rt = run.config.runtime
     spawned = (rt.devices != 1 or rt.num_nodes != 1) and not (tasks or started)

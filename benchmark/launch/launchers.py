@@ -1,10 +1,8 @@
 """What started the processes of a run: the run itself, ``torchrun`` or SLURM."""
 
 import os
-from dataclasses import replace
 from typing import NamedTuple
 
-from benchmark.config import Runtime
 from datamodules.common.errors import ConfigError
 
 
@@ -51,23 +49,6 @@ def _number(name: str, launcher: str) -> int:
             f"{launcher}, or unset the variables that {launcher} has left"
         )
     return int(given)
-
-
-def within(runtime: Runtime, started: Torchrun) -> Runtime:
-    """The runtime with the devices and nodes that ``torchrun`` has started processes for.
-
-    Raises:
-        ConfigError: other numbers are asked for; the message says how to start them.
-    """
-    asked = started.local if runtime.devices == "auto" else runtime.devices
-    nodes = started.nodes if runtime.num_nodes == 1 else runtime.num_nodes
-    if (asked, nodes) != started:
-        raise ConfigError(
-            f"--devices {asked} --num_nodes {nodes}, but torchrun has started {started.local} processes on each of "
-            f"{started.nodes} nodes: start it with --nproc_per_node {asked} --nnodes {nodes}, or leave --devices and "
-            "--num_nodes out"
-        )
-    return replace(runtime, devices=asked, num_nodes=nodes)
 
 
 def refuse_torchrun(command: str) -> None:

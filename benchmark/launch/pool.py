@@ -19,7 +19,7 @@ from benchmark.launch.process import die_with_parent
 from benchmark.launch.progress import Display
 from benchmark.launch.signals import SIGNALS, STOPPED, check_stopped, stoppable, stopping_children
 from benchmark.registry import imported, one_line
-from benchmark.runs.capacity import asked_threads, bearable, check_processes, cores
+from benchmark.runs.environment import asked_threads, bearable, check_processes, cores
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked
 from benchmark.runs.states import state

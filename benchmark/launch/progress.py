@@ -1,10 +1,8 @@
 """Progress of runs: in a terminal one line overall and one per run, in a log plain lines."""
 
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextCol
 
 from benchmark.config import Run
 from benchmark.console import Console, duration, printable
+from benchmark.runs.background import repeatedly
 from benchmark.runs.records import last_row, read_record
 from benchmark.runs.states import saved_rounds, state
 from datamodules.common.errors import RunError
@@ -86,22 +85,9 @@ class Display:
                 line = f"  {label(one.run)}: {one.task.completed} of {one.task.total} rounds, {note}"
                 self.console.print(line, highlight=False, markup=False)
 
-    @contextmanager
-    def ticking(self) -> Iterator[None]:
+    def ticking(self) -> AbstractContextManager[None]:
         """Within the context, update the progress regularly from a thread."""
-        done = threading.Event()
-
-        def work() -> None:
-            while not done.wait(POLL_S):
-                self.tick()
-
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
+        return repeatedly(self.tick, POLL_S)
 
     def finish(self, run: Run, status: str, message: str) -> None:
         """A run has ended."""

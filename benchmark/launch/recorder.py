@@ -146,14 +146,13 @@ def is_complete(run: Run) -> bool:
     return True
 
 
-def resume(fabric: Fabric, federation: Federation, files: RunFolder, recorder: Recorder | None) -> None:
+def resume(fabric: Fabric, federation: Federation, recorder: Recorder | None) -> None:
     """Continue from the run's checkpoint, in every process, or start at the first round if there is none.
 
     Args:
         fabric: launched.
         federation: of the run, at its beginning.
-        files: its folder, opened in the first process.
-        recorder: of this process; the first one's has the checkpoint.
+        recorder: that of the first process, which has the checkpoint.
 
     Raises:
         RunError: the checkpoint is not this run's, or rows that were written before it are missing or changed.
@@ -200,8 +199,6 @@ def _take_up(recorder: Recorder | None, federation: Federation, saved: Mapping[s
         recorder.say(f"continues from round {federation.round + 1} of {federation.rounds}")
         if files.of_edited_code:
             recorder.say("the code of its method has changed since it began; its record names both versions")
-        if rows is None:
-            recorder.say("its checkpoint is of an older version and cannot vouch for its rows")
 
 
 def _log_again(federation: Federation, files: RunFolder) -> None:

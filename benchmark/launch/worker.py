@@ -4,9 +4,11 @@ import os
 import pickle
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import ExitStack
 from multiprocessing import parent_process
 from signal import SIGINT
+from typing import Any
 
 import torch
 from lightning import Fabric
@@ -22,10 +24,12 @@ from benchmark.launch.process import die_with_parent, keep_memory, os_exit_raise
 from benchmark.launch.recorder import Recorder, is_complete, recording, resume
 from benchmark.launch.signals import STOPPED, check_stopped, stoppable
 from benchmark.runs import loggers
-from benchmark.runs.data_provenance import data_provenance
 from benchmark.runs.folder import RunFolder
+from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, DataError, RunError, Stopped, safe_str
 from datamodules.common.memory import available_bytes
+
+MOST_LISTED = 10_000  # clients
 
 
 def worker_main(fabric: Fabric, pickled: bytes) -> None:
@@ -81,7 +85,7 @@ def _run(fabric: Fabric, run: Run, files: RunFolder, recorder: Recorder | None) 
     try:
         with os_exit_raises():
             federation = _make_federation(fabric, run, files, recorder)
-            resume(fabric, federation, files, recorder)
+            resume(fabric, federation, recorder)
             federation.run()
             if recorder:
                 recorder.finish(federation)
@@ -110,6 +114,38 @@ def _make_federation(fabric: Fabric, run: Run, files: RunFolder, recorder: Recor
     if recorder:
         recorder.say(_summary(run.config, federation))
     return federation
+
+
+def data_provenance(data: FSSLDataModule, most_listed: int = MOST_LISTED) -> Mapping[str, Any]:
+    """What a record says about the data.
+
+    These are hashes of the files and of the partition, class counts, the number of test images, how many draws of the
+    partition were rejected (with ``labelled_min_per_class``), and what the data set adds itself (``provenance``). With
+    more than ``most_listed`` clients there are no class counts: a record is written every few seconds, and the
+    partition can be drawn again.
+    """
+    known: dict[str, Any] = {"partition_hash": data.partition.hash, "data_sha256": data.sha256}
+    if data.num_clients <= most_listed:
+        known["labelled_histogram"] = [row for row in data.class_counts("labelled").tolist() if any(row)]
+        known["class_counts"] = _class_counts(data)
+    known["test_images"] = len(data.test_labels)
+    if data.hparams.labelled_min_per_class:
+        known["partition_redraws"] = data.partition.redraws
+    return {**known, **data.provenance}
+
+
+def _class_counts(data: FSSLDataModule) -> dict[str, list[str]]:
+    """Images per class: ``labelled`` and ``unlabelled`` with an entry for each client, ``server`` with one or none.
+
+    An entry is one string: in an indented file, a list would take a line for each class.
+    """
+    server = torch.bincount(data.server.labels.cpu(), minlength=data.num_classes).tolist()
+    counts = {
+        "labelled": data.class_counts("labelled").tolist(),
+        "unlabelled": data.class_counts("unlabelled").tolist(),
+        "server": [server] if any(server) else [],
+    }
+    return {role: [" ".join(map(str, row)) for row in rows] for role, rows in counts.items()}
 
 
 def _client_memory(runtime: Runtime) -> int | None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from benchmark.config import Runtime
-from benchmark.launch.launchers import Torchrun, refuse_torchrun, torchrun, within
+from benchmark.launch.launchers import Torchrun, refuse_torchrun, torchrun
 from datamodules.common.errors import ConfigError
 
 
@@ -22,18 +21,6 @@ def test_without_torchrun(monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     assert torchrun() is None
     refuse_torchrun("table")
-
-
-@pytest.mark.parametrize("asked", [{}, {"devices": 2}, {"num_nodes": 2}, {"devices": 2, "num_nodes": 2}])
-def test_a_run_takes_what_there_is(asked):
-    taken = within(Runtime(**asked), Torchrun(2, 2))
-    assert (taken.devices, taken.num_nodes) == (2, 2)
-
-
-@pytest.mark.parametrize("asked", [{"devices": 4}, {"devices": 1}, {"num_nodes": 3}])
-def test_another_number_is_refused_with_the_command_for_it(asked):
-    with pytest.raises(ConfigError, match=r"torchrun has started 2 processes on each of 2 nodes: .*--nproc_per_node"):
-        within(Runtime(**asked), Torchrun(2, 2))
 
 
 def test_a_command_that_starts_processes_wants_none_beside_it(four):

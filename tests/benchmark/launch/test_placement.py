@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from benchmark.launch.placement import placed
-from benchmark.runs.capacity import PROCESS_BYTES
+from benchmark.runs.environment import PROCESS_BYTES
 from runs import SHORT, configuration, interrupted
 
 

@@ -20,7 +20,7 @@ from benchmark.launch.progress import Display
 from benchmark.launch.signals import STOPPED
 from benchmark.registry import ClassSpec
 from benchmark.runs import folder
-from benchmark.runs.capacity import cores
+from benchmark.runs.environment import cores
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked, run_lock
 from benchmark.runs.records import read_record
@@ -37,7 +37,7 @@ from benchmark.registry import Kind
 from datamodules.common.errors import RunError
 from benchmark.runs.folder import RunFolder
 
-class Base: pass
+class Base: revision = 1
 class Method(Base): pass
 class Data(Base): pass
 
@@ -320,18 +320,3 @@ def test_display_in_a_terminal_shows_a_line_per_run(tmp_path, fake):
         display.finish(run, "complete", "")
     text = console.file.getvalue()
     assert "1/2" in text and "acc 33.00" in text and "1/A/low1 +1 seed 1" in text
-
-
-def test_display_in_a_log_says_now_and_then_where_a_long_run_is(tmp_path, fake):
-    (run,) = planned(tmp_path, 1)
-    folder_ = RunFolder(run.folder)
-    folder_.open(run, FACTS)
-    console = quiet()
-    with Display(1, console, every_s=0.0) as display:
-        display.start(run)
-        display.tick()
-        folder_.append({"round": 0, "acc": 33.0})
-        display.tick()
-    first, second = console.file.getvalue().splitlines()
-    assert "0 of 2 rounds, for 0.0 s" in first  # also before the first round has ended
-    assert "1 of 2 rounds, acc 33.00" in second

@@ -1,8 +1,10 @@
-"""What is said of the machine: what its processor can do, and the hardware of a run."""
+"""What is said of the machine: what its processor can do, the hardware of a run, threads, and cores."""
+
+import os
 
 import pytest
 
-from benchmark.runs.environment import hardware, slow_precision
+from benchmark.runs.environment import asked_threads, cores, cpu_share, hardware, idle_cores, slow_precision
 
 
 @pytest.mark.parametrize(
@@ -33,3 +35,40 @@ def test_bfloat16_is_slow_on_a_processor_that_is_known_not_to_have_it(machine, t
 )
 def test_the_hardware_of_a_run_counts_all_of_its_processes(run, told):
     assert hardware({"cpu": "Some CPU", "cores": 8, "gpu": None, "accelerator": "cpu"} | run) == told
+
+
+@pytest.mark.parametrize(
+    ("value", "threads"), [("3", 3), ("4,2", 4), ("", None), ("0", None), ("many", None), (None, None)]
+)
+def test_threads_that_openmp_is_asked_for(monkeypatch, value, threads):
+    if value is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert asked_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("files", "share"),
+    [
+        ({"cpu.max": "400000 100000\n"}, 4.0),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_a_container_has_time_on_fewer_cores(machine, files, share):
+    machine.cores = 3
+    machine.write(**{f"sys/fs/cgroup/{name}": text for name, text in files.items()})
+    assert cpu_share() == share
+    assert cores() == min(3, int(share or 3))
+
+
+def test_idle_cores_are_those_that_nothing_runs_on(machine, monkeypatch):
+    machine.cores = 6
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert idle_cores() == 6
+    for running, idle in ((1, 6), (4, 5), (8, 1), (40, 1)):
+        machine.write(proc__loadavg=f"0.00 0.00 0.00 {running}/100 4711\n")
+        assert idle_cores() == idle

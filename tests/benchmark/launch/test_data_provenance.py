@@ -1,6 +1,6 @@
 """What a record says about the data: whose draws were not taken, and that it says nothing where there is no rule."""
 
-from benchmark.runs.data_provenance import data_provenance as recorded
+from benchmark.launch.worker import data_provenance as recorded
 from datamodules.digits import Digits
 
 SKEWED = {"num_clients": 8, "labelled_clients": 3, "beta": 0.5, "labelled_pick": "index0", "partition_seed": 3}
