@@ -39,7 +39,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     suites = [load(paper) for paper in listed(options.papers, "--papers") or available()]
     results = Path(options.results_dir)
     if options.check is None:
-        from benchmark.report.export import export
+        from benchmark.report.frame import export
 
         print(f"wrote {options.export}: {export(results, Path(options.export), suites)} runs")
         return 0
