@@ -1,28 +1,38 @@
 """One cell of a table: what its runs give, and what that says of the printed value."""
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from statistics import fmean
 from typing import Any
 
+import pandas as pd
+
 from benchmark.config import Run, RunConfig
-from benchmark.report.layout import Line
+from benchmark.report.frame import NONE, Values
 from benchmark.report.statistics import interval
-from benchmark.report.verdicts import Effect, Level, difference, effect, judge, level
+from benchmark.report.verdicts import Effect, Level, difference, effect, judge, level, places
 from benchmark.runs.records import READING
-from benchmark.runs.states import RunState
 from benchmark.suites.plan import Plan, Row, Table, control_of, operands
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
 LACKS = ("failed", "damaged", "outdated", "running", "stale", "missing")  # the first that applies to a seed's runs
 BROKEN = LACKS[:3]  # rows with such a seed get no verdict
+UNTOUCHED = ("not run", "pending")  # reasons for a missing value that are not shown
+NONE_RUN = "–"
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What our runs say of a printed value; see ``Line``."""
+    """What our runs say of a printed value, at a scale that follows the paper's protocol.
+
+    Args:
+        delta: ours, rounded as printed, minus published.
+        level: the printed value against our prediction interval.
+        effect: the row minus the table's control.
+        verdict: on level and effect, or why there is no published value; see ``verdicts.judge``.
+        note: why there is no verdict.
+    """
 
     delta: float | None = None
     level: Level | None = None
@@ -33,168 +43,240 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Cell:
-    """One metric of one row of a table at a scale.
+    """One metric of one row of a suite's table.
+
+    Args:
+        row: the suite's row.
+        metric: name of the metric.
+        config: configuration of the runs; a pending row has that of another row on its data set, if there is one.
+        scores: values by seed in the reading that the suite reports, in percent; of two runs their difference.
+        readings: for accuracy, the means of the readings ``best``, ``last`` and ``last_k_mean``, and of ``averaged`` if
+            the runs have it; for other metrics ``None``.
+        states: the states of a seed's runs, by seed: one, or two for a difference; none for a pending row.
+        runs: run ids without duplicates, in the order of the seeds.
+        published: value as printed, or ``None``.
+        spread: printed spread over seeds, or ``None``.
+        judged: what our runs say of the printed value.
+    """
+
+    row: Row
+    metric: str
+    config: RunConfig | None
+    scores: pd.Series
+    readings: Mapping[str, float | None]
+    states: Mapping[int, tuple[str, ...]]
+    runs: tuple[str, ...]
+    published: str | None
+    spread: str | None
+    judged: Judgement = Judgement()
+
+    @property
+    def data(self) -> str:
+        """Data set used by the runs, ``-`` if unknown."""
+        return self.config.data.name if self.config else "-"
+
+    @property
+    def network(self) -> str:
+        """Network trained by the runs, with its arguments; ``-`` if unknown."""
+        return network(self.config) if self.config else "-"
+
+    @property
+    def ours(self) -> float | None:
+        """Mean over the seeds with a value."""
+        return _mean(self.scores)
+
+    @property
+    def std(self) -> float | None:
+        """Standard deviation over these seeds (divisor n - 1)."""
+        return float(self.scores.std()) if self.n > 1 else None
+
+    @property
+    def ci95(self) -> float | None:
+        """Half-width of the 95 % t interval of the mean."""
+        return interval(self.scores)
+
+    @property
+    def n(self) -> int:
+        """Number of seeds with a value."""
+        return len(self.scores)
+
+    @property
+    def planned(self) -> int:
+        """Number of planned seeds."""
+        return len(self.states)
+
+    @property
+    def lacks(self) -> str:
+        """Why seeds have no value, e.g. ``failed (1)``, ``not run`` or ``pending``; empty if all have one."""
+        if self.row.pending:
+            return "pending"
+        if self.n == self.planned:
+            return ""
+        reasons = [next((s for s in LACKS if s in states), "complete") for states in self.states.values()]
+        told = [f"{reason} ({reasons.count(reason)})" for reason in LACKS[:-1] if reason in reasons]
+        nothing = "not run" if "missing" in reasons else "no value"
+        return "; ".join(told) or ("" if self.n else nothing)
+
+    @property
+    def broken(self) -> bool:
+        """Whether a run has failed, or its record cannot be used."""
+        return any(state in BROKEN for states in self.states.values() for state in states)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether no seed has been run, so that the cell is empty."""
+        return not self.n and self.lacks in UNTOUCHED
+
+    @property
+    def count(self) -> str:
+        """Number of seeds in the mean: ``3``, or ``1 of 3``."""
+        return f"{self.n} of {self.planned}" if self.n < self.planned else str(self.n)
+
+    @property
+    def status(self) -> str:
+        """Missing seeds, and the verdict: ``4 of 5; running (1); level only``."""
+        seeds = self.count if 0 < self.n < self.planned else ""
+        return "; ".join(filter(None, (seeds, self.lacks, self.judged.verdict)))
+
+    @property
+    def judgement(self) -> str:
+        """Missing seeds without the count, and the verdict if the cell has a printed value."""
+        verdict = "" if self.judged.delta is None else self.judged.verdict
+        return "; ".join(filter(None, (self.lacks, verdict)))
+
+    @property
+    def ours_text(self) -> str:
+        """Mean, half-width and number of seeds, or why they are missing."""
+        if self.ours is None:
+            return NONE_RUN if self.untouched else self.lacks
+        half = "" if self.ci95 is None else f" ± {self.ci95:.2f}"
+        return f"{self.ours:.2f}{half} ({self.count})"
+
+    @property
+    def published_text(self) -> str:
+        """The printed value with its spread; empty if there is none."""
+        return f"{self.published} ± {self.spread}" if self.published and self.spread else self.published or ""
+
+    @property
+    def level_text(self) -> str:
+        """The difference with the decimals of the printed value, and the half-width of the prediction interval."""
+        if self.judged.delta is None:
+            return ""
+        delta = f"{self.judged.delta:+.{places(self.published or '')}f}"
+        return f"{delta}, ± {self.judged.level.half:.2f}" if self.judged.level else delta
+
+    @property
+    def effect_text(self) -> str:
+        """The effect with its half-width, and the printed effect in brackets; empty if there is none."""
+        of = self.judged.effect
+        return "" if of is None else f"{of.ours:+.2f} ± {of.half:.2f} ({of.printed:+.{of.places}f})"
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Makes the cells of a table at a scale.
 
     Args:
         suite: the suite.
         plan: its runs at the scale.
         published: printed values by ``Row.key``.
         table: the table, with the rows that the scale has.
-        row: one of them.
-        metric: one of the table's.
+        known: values of the runs.
     """
 
     suite: Suite
     plan: Plan
     published: Mapping[Any, str]
     table: Table
-    row: Row
-    metric: str
+    known: Values
 
-    @cached_property
-    def runs(self) -> list[list[Run]]:
-        """The row's runs by seed: one, or two for a difference; none for a pending row."""
-        if self.row.pending:
-            return []
-        parts = operands(self.row, self.table.rows) if self.row.minus else (self.row,)
-        return [[self.plan.run(part, seed) for part in parts] for seed in self.plan.seeds]
-
-    @cached_property
-    def found(self) -> list[list[RunState]]:
-        """What is there of ``runs``."""
-        return [[self.plan.found[run.id] for run in group] for group in self.runs]
-
-    @property
-    def config(self) -> RunConfig | None:
-        """The configuration of the runs; a pending row takes that of another row on its data set."""
-        if self.runs:
-            return self.runs[0][0].config
-        others = (row for row in reversed(self.table.rows) if row.dataset == self.row.dataset)
-        known = next((row for row in others if not (row.minus or row.pending)), None)
-        return self.plan.run(known, self.plan.seeds[0]).config if known else None
-
-    def by_seed(self, reading: str = "") -> dict[int, float]:
-        """A value per seed whose runs are complete; for two runs their difference.
-
-        Args:
-            reading: default: the one that the suite reports.
-        """
-        name, values = READING[reading or self.suite.report], {}
-        for seed, group in zip(self.plan.seeds, self.found, strict=False):
-            got = [run.record[name].get(self.metric) for run in group if run.record is not None]
-            if len(got) == len(group) and None not in got:
-                values[seed] = got[0] - sum(got[1:])
-        return values
-
-    def printed(self, row: Row | None = None) -> tuple[str | None, str | None]:
-        """The printed value and its spread, of this row or another one."""
-        own = row or self.row
-        return self.published.get(own.key(self.metric)), self.published.get(own.key(f"{self.metric} std"))
-
-    @property
-    def lacks(self) -> str:
-        """Why seeds have no value, e.g. ``failed (1)``; empty if all have one or the others are pending."""
-        if self.row.pending:
-            return "pending"
-        n = len(self.by_seed())
-        if n == len(self.found):
-            return ""
-        reasons = [next((s for s in LACKS if any(run.state == s for run in group)), "complete") for group in self.found]
-        told = [f"{reason} ({reasons.count(reason)})" for reason in LACKS[:-1] if reason in reasons]
-        nothing = "not run" if "missing" in reasons else "no value"
-        return "; ".join(told) or ("" if n else nothing)
-
-    @property
-    def broken(self) -> bool:
-        """Whether a run has failed, or its record cannot be used."""
-        return any(run.state in BROKEN for group in self.found for run in group)
-
-    def judged(self) -> Judgement:
-        """Judge the printed value by the runs, at a scale that follows the paper's protocol.
+    def cell(self, row: Row, metric: str) -> Cell:
+        """Make a cell.
 
         Raises:
             ConfigError: the table in ``judged_by`` prints no such value.
         """
-        own, _ = self.printed()
-        printed, printed_runs, where = self._judged_by()
+        cell = self._unjudged(row, metric)
+        return replace(cell, judged=self._judge(cell))
+
+    def _unjudged(self, row: Row, metric: str) -> Cell:
+        parts: tuple[Row, ...] = operands(row, self.table.rows) if row.minus else (row,)
+        seeds = () if row.pending else self.plan.seeds
+        runs = {seed: [self.plan.run(part, seed) for part in parts] for seed in seeds}
+        config = self._config(row, runs)
+        names = [name for name in READING if name != "averaged" or (config and config.average_last)]
+        return Cell(
+            row,
+            metric,
+            config,
+            self._scores(parts, metric, self.suite.report),
+            {name: _mean(self._scores(parts, metric, name)) if metric == "acc" else None for name in names},
+            {seed: tuple(self.plan.found[run.id].state for run in group) for seed, group in runs.items()},
+            tuple(dict.fromkeys(run.id for group in runs.values() for run in group)),
+            *self._printed(row, metric),
+        )
+
+    def _config(self, row: Row, runs: Mapping[int, list[Run]]) -> RunConfig | None:
+        if runs:
+            return runs[self.plan.seeds[0]][0].config
+        others = (one for one in reversed(self.table.rows) if one.dataset == row.dataset)
+        known = next((one for one in others if not (one.minus or one.pending)), None)
+        return self.plan.run(known, self.plan.seeds[0]).config if known else None
+
+    def _scores(self, parts: tuple[Row, ...], metric: str, reading: str) -> pd.Series:
+        first, *rest = (self.known.get((part.full_name, reading, metric), NONE) for part in parts)
+        return (first - rest[0]).dropna() if rest else first
+
+    def _printed(self, row: Row, metric: str) -> tuple[str | None, str | None]:
+        """The printed value and its spread."""
+        return self.published.get(row.key(metric)), self.published.get(row.key(f"{metric} std"))
+
+    def _judge(self, cell: Cell) -> Judgement:
+        own = cell.published
         missing = "" if own or not self.published else f"published: {self.table.unpublished}"
-        values = list(self.by_seed().values())
-        if printed is None or not values:
+        if not self.suite.compares(self.plan.scale):
             return Judgement(verdict=missing)
-        delta = difference(statistics.fmean(values), own) if own else None
-        control = self._control() if own else None
-        if self.broken:
+        printed, printed_runs, where = self._judged_by(cell)
+        if printed is None or cell.ours is None:
+            return Judgement(verdict=missing)
+        delta = difference(cell.ours, own) if own else None
+        beside = self._control(cell) if own else None
+        if cell.broken:
             return Judgement(delta, note="a failed run")
-        if control and control.broken:
+        if beside and beside.broken:
             return Judgement(delta, note="a failed run of the control")
-        if not self._has_the_suites_seeds():
+        if not self._has_the_suites_seeds(cell):
             return Judgement(delta, note="other seeds than the suite's")
-        of_level, of_effect = level(values, printed, printed_runs), None
-        if own and control and (its_printed := control.printed()[0]):
-            of_effect = effect(self.by_seed(), control.by_seed(), own, its_printed)
-        verdict, note = judge(len(values), of_level, of_effect, control is not None)
+        of_level, of_effect = level(list(cell.scores), printed, printed_runs), None
+        if own and beside and beside.published:
+            of_effect = effect(cell.scores.to_dict(), beside.scores.to_dict(), own, beside.published)
+        verdict, note = judge(cell.n, of_level, of_effect, beside is not None)
         return Judgement(delta, of_level, of_effect, verdict + where if verdict else missing, note)
 
-    def _judged_by(self) -> tuple[str | None, int, str]:
-        """The printed value that counts, the number of runs behind it, and, if another table prints it, where."""
-        if not self.row.judged_by:
-            return self.printed()[0], self.table.published_runs, ""
-        elsewhere = replace(self.row, table=self.row.judged_by)
-        printed, spread = self.printed(elsewhere)
-        if printed is None:
-            where = f"{self.suite.where}, {self.row.name}: judged_by"
-            raise ConfigError(f"{where}: there is no {self.metric} of {elsewhere.name}")
-        runs = next(one.published_runs for one in self.suite.tables if one.number == self.row.judged_by)
-        return printed, runs, f", by table {self.row.judged_by}: {printed}{f' ± {spread}' if spread else ''}"
-
-    def _control(self) -> "Cell | None":
+    def _control(self, cell: Cell) -> Cell | None:
         """The same metric of the row's control, if it is printed."""
-        control = control_of(self.row, self.table.rows, self.table.control)
-        return replace(self, row=control) if control and self.printed(control)[0] else None
+        control = control_of(cell.row, self.table.rows, self.table.control)
+        return self._unjudged(control, cell.metric) if control and self._printed(control, cell.metric)[0] else None
 
-    def _has_the_suites_seeds(self) -> bool:
+    def _judged_by(self, cell: Cell) -> tuple[str | None, int, str]:
+        """The printed value that counts, the number of runs behind it, and, if another table prints it, where."""
+        row = cell.row
+        if not row.judged_by:
+            return cell.published, self.table.published_runs, ""
+        elsewhere = replace(row, table=row.judged_by)
+        printed, spread = self._printed(elsewhere, cell.metric)
+        if printed is None:
+            where = f"{self.suite.where}, {row.name}: judged_by"
+            raise ConfigError(f"{where}: there is no {cell.metric} of {elsewhere.name}")
+        runs = next(one.published_runs for one in self.suite.tables if one.number == row.judged_by)
+        return printed, runs, f", by table {row.judged_by}: {printed}{f' ± {spread}' if spread else ''}"
+
+    def _has_the_suites_seeds(self, cell: Cell) -> bool:
         """Whether a mean may be judged: over (some of) the suite's seeds, and over others only if all these are
         complete."""
-        own, seeds = set(self.suite.scale(self.plan.scale)["seeds"]), self.plan.seeds
-        complete = {
-            seed for seed, group in zip(seeds, self.found, strict=True) if all(run.state == "complete" for run in group)
-        }
-        return own <= set(seeds) and (complete <= own or own <= complete)
-
-    def line(self) -> Line:
-        """The cell as tables show it."""
-        values, config = list(self.by_seed().values()), self.config
-        printed, spread = self.printed()
-        judged = Judgement()
-        if self.suite.compares(self.plan.scale):
-            judged = self.judged()
-        elif not printed and self.published:
-            judged = Judgement(verdict=f"published: {self.table.unpublished}")
-        return Line(
-            row=self.row,
-            metric=self.metric,
-            data=config.data.name if config else "-",
-            network=network(config) if config else "-",
-            ours=_mean(values),
-            std=deviation(values),
-            ci95=interval(values),
-            n=len(values),
-            planned=len(self.runs),
-            readings={
-                name: _mean(list(self.by_seed(name).values())) if self.metric == "acc" else None
-                for name in READING
-                if name != "averaged" or (config and config.average_last)
-            },
-            published=printed,
-            spread=spread,
-            delta=judged.delta,
-            level=judged.level,
-            effect=judged.effect,
-            lacks=self.lacks,
-            verdict=judged.verdict,
-            note=judged.note,
-            runs=tuple(dict.fromkeys(run.id for group in self.runs for run in group)),
-        )
+        own = set(self.suite.scale(self.plan.scale)["seeds"])
+        complete = {seed for seed, states in cell.states.items() if set(states) == {"complete"}}
+        return own <= set(self.plan.seeds) and (complete <= own or own <= complete)
 
 
 def network(config: RunConfig) -> str:
@@ -203,11 +285,6 @@ def network(config: RunConfig) -> str:
     return f"{config.model} ({args})" if args else config.model
 
 
-def deviation(values: Sequence[float]) -> float | None:
-    """Standard deviation of a sample (divisor n - 1); ``None`` for fewer than two values."""
-    return statistics.stdev(values) if len(values) > 1 else None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    """The mean, rounded once: ``sum`` rounds differently from Python 3.12 on."""
-    return statistics.fmean(values) if values else None
+def _mean(values: pd.Series) -> float | None:
+    """The mean, rounded once."""
+    return fmean(values) if len(values) else None

@@ -100,7 +100,7 @@ def learning_curves(table: Rendered, dataset: str, plan: Plan) -> tuple[Figure, 
 
     ``None`` before the first run is complete.
     """
-    lines = [line for line in table.lines if line.row.dataset == dataset and line.n and not line.row.minus]
+    lines = [line for line in table.cells if line.row.dataset == dataset and line.n and not line.row.minus]
     lines = [line for line in lines if line.metric == lines[0].metric]
     complete = [[key for key in line.runs if plan.found[key].state == "complete"] for line in lines]
     curves = {

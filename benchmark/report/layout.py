@@ -11,114 +11,13 @@ from pandas.api.types import is_numeric_dtype
 from tabulate import tabulate
 
 from benchmark.console import printable
+from benchmark.report.cells import NONE_RUN, Cell
 from benchmark.report.formats import Marked, csv_text, latex_comment, latex_table, markdown, numeric, pipe_table, texts
-from benchmark.report.verdicts import Effect, Level, places
-from benchmark.suites.plan import Row, Table
+from benchmark.suites.plan import Table
 
-UNTOUCHED = ("not run", "pending")  # reasons for a missing value that are not shown
-NONE_RUN = "–"
 WIDTH = 100  # characters per line in a terminal
 UNPUBLISHED = Table.unpublished  # default reason for a missing published value
 OURS = "Ours: mean ± half-width of the 95 % t interval (number of seeds), in percent."
-
-
-@dataclass(frozen=True)
-class Line:
-    """One metric of one row of a suite's table: a cell of the published table.
-
-    Args:
-        row: the suite's row.
-        metric: name of the metric.
-        data: data set used by the runs, ``-`` if unknown.
-        network: network trained by the runs, with its arguments.
-        ours: mean over the seeds with a value, in percent; ``None`` if there is none.
-        std: standard deviation over these seeds.
-        ci95: half-width of the 95 % t interval of the mean.
-        n: number of seeds with a value.
-        planned: number of planned seeds.
-        readings: for accuracy, the means of the readings ``best``, ``last`` and ``last_k_mean``, and of ``averaged`` if
-            the runs have it; for other metrics ``None``.
-        published: value as printed, or ``None``.
-        spread: printed spread over seeds, or ``None``.
-        delta: ours, rounded as printed, minus published, at a comparable scale.
-        level: the printed value against our prediction interval, at such a scale.
-        effect: the row minus the table's control, at such a scale.
-        lacks: why seeds have no value, e.g. ``failed (1)``, ``not run`` or ``pending``.
-        verdict: on level and effect, or why there is no published value; see ``verdicts.judge``.
-        note: why there is no verdict.
-        runs: run ids without duplicates, in the order of the seeds.
-    """
-
-    row: Row
-    metric: str
-    data: str
-    network: str
-    ours: float | None
-    std: float | None
-    ci95: float | None
-    n: int
-    planned: int
-    readings: Mapping[str, float | None]
-    published: str | None
-    spread: str | None
-    delta: float | None
-    level: Level | None
-    effect: Effect | None
-    lacks: str
-    verdict: str
-    note: str
-    runs: tuple[str, ...]
-
-    @property
-    def untouched(self) -> bool:
-        """Whether no seed has been run, so that the cell is empty."""
-        return not self.n and self.lacks in UNTOUCHED
-
-    @property
-    def count(self) -> str:
-        """Number of seeds in the mean: ``3``, or ``1 of 3``."""
-        return f"{self.n} of {self.planned}" if self.n < self.planned else str(self.n)
-
-    @property
-    def status(self) -> str:
-        """Missing seeds, and the verdict: ``4 of 5; running (1); level only``."""
-        seeds = self.count if 0 < self.n < self.planned else ""
-        return "; ".join(filter(None, (seeds, self.lacks, self.verdict)))
-
-    @property
-    def judgement(self) -> str:
-        """Missing seeds without the count, and the verdict if the cell has a printed value."""
-        verdict = "" if self.delta is None else self.verdict
-        return "; ".join(filter(None, (self.lacks, verdict)))
-
-    @property
-    def ours_text(self) -> str:
-        """Mean, half-width and number of seeds, or why they are missing."""
-        if self.ours is None:
-            return NONE_RUN if self.untouched else self.lacks
-        half = "" if self.ci95 is None else f" ± {self.ci95:.2f}"
-        return f"{self.ours:.2f}{half} ({self.count})"
-
-    @property
-    def published_text(self) -> str:
-        """The printed value with its spread; empty if there is none."""
-        return f"{self.published} ± {self.spread}" if self.published and self.spread else self.published or ""
-
-    @property
-    def delta_text(self) -> str:
-        """The difference with its sign and the decimals of the printed value."""
-        return "" if self.delta is None else f"{self.delta:+.{places(self.published or '')}f}"
-
-    @property
-    def level_text(self) -> str:
-        """The difference, and the half-width of the prediction interval."""
-        return f"{self.delta_text}, ± {self.level.half:.2f}" if self.level and self.delta_text else self.delta_text
-
-    @property
-    def effect_text(self) -> str:
-        """The effect with its half-width, and the printed effect in brackets; empty if there is none."""
-        of = self.effect
-        return "" if of is None else f"{of.ours:+.2f} ± {of.half:.2f} ({of.printed:+.{of.places}f})"
 
 
 @dataclass(frozen=True)
@@ -157,7 +56,7 @@ class Layout:
 
     heads: tuple[str, ...]
     columns: tuple[tuple[str, str], ...]
-    rows: tuple[tuple[tuple[str, ...], tuple[Line | None, ...]], ...]
+    rows: tuple[tuple[tuple[str, ...], tuple[Cell | None, ...]], ...]
 
     @property
     def several(self) -> bool:
@@ -208,7 +107,7 @@ class Rendered:
         title: title of the table.
         scale: name of the scale; ``facts`` explain it.
         compare: whether the scale is the paper's protocol, so that values are compared with the published ones.
-        lines: one line per row and metric.
+        cells: one per row and metric.
         frame: the same as a data frame, in the long form of the CSV.
         columns: columns that identify rows of the same method.
         facts: facts about the runs by name: data, rounds, seeds, hardware, code, what is missing.
@@ -222,7 +121,7 @@ class Rendered:
     title: str
     scale: str
     compare: bool
-    lines: tuple[Line, ...]
+    cells: tuple[Cell, ...]
     frame: pd.DataFrame
     columns: tuple[str, ...]
     facts: Mapping[str, str]
@@ -233,10 +132,10 @@ class Rendered:
     @property
     def layout(self) -> Layout:
         """The whole table as published."""
-        heads = varying(self.lines, self.columns)
-        columns = tuple(dict.fromkeys((line.row.dataset, line.metric) for line in self.lines))
-        cells: dict[tuple[str, ...], dict[tuple[str, str], Line]] = {}
-        for line in self.lines:
+        heads = varying(self.cells, self.columns)
+        columns = tuple(dict.fromkeys((line.row.dataset, line.metric) for line in self.cells))
+        cells: dict[tuple[str, ...], dict[tuple[str, str], Cell]] = {}
+        for line in self.cells:
             keys = (line.row.method, *(line.row.columns.get(c, "") for c in heads))
             cells.setdefault(keys, {})[line.row.dataset, line.metric] = line
         rows = tuple((keys, tuple(of_row.get(column) for column in columns)) for keys, of_row in cells.items())
@@ -267,7 +166,7 @@ class Rendered:
     @property
     def printed(self) -> bool:
         """Whether the paper has values for this table, whether or not we know them."""
-        known = any(line.published for line in self.lines)
+        known = any(line.published for line in self.cells)
         return self.of_paper and (known or self.unpublished != UNPUBLISHED)
 
     @property
@@ -277,7 +176,7 @@ class Rendered:
 
     def data_label(self, dataset: str) -> str:
         """Return the published data set, preceded by the one that replaces it at this scale, if any."""
-        used = dict.fromkeys(line.data for line in self.lines if line.row.dataset == dataset)
+        used = dict.fromkeys(line.data for line in self.cells if line.row.dataset == dataset)
         same = all(same_name(name, dataset) for name in used)
         return dataset if self.compare or same else f"{', '.join(used)} (as {dataset})"
 
@@ -287,9 +186,9 @@ class Rendered:
         layout, cells_of = self.layout, dict[str, list[str]]()
         for label, (_, cells) in zip(layout.labels(), layout.rows, strict=True):
             for (dataset, metric), line in zip(layout.columns, cells, strict=True):
-                if line is not None and line.note:
+                if line is not None and line.judged.note:
                     cell = f"{label} {dataset} {metric}" if layout.several else f"{label} {dataset}"
-                    cells_of.setdefault(line.note, []).append(cell)
+                    cells_of.setdefault(line.judged.note, []).append(cell)
         told = [f"{note} ({', '.join(cells)})" for note, cells in cells_of.items()]
         return f"No verdict: {'; '.join(told)}." if told else ""
 
@@ -310,7 +209,7 @@ class Rendered:
             ]
         else:
             parts += ["Nothing of this table has been run."]
-            if self.printed and not any(line.published for line in self.lines):
+            if self.printed and not any(line.published for line in self.cells):
                 parts += [markdown(f"Published values: {self.unpublished}.")]
         for section in self.sections:
             parts += [section.markdown]
@@ -370,7 +269,7 @@ class Rendered:
         labels = [(self.data_label(dataset), metric) for dataset, metric in layout.columns]
         return [f"{label} {metric}" if layout.several else label for label, metric in labels]
 
-    def _markdown_cell(self, line: Line | None) -> str:
+    def _markdown_cell(self, line: Cell | None) -> str:
         if line is None:
             return ""
         parts = [markdown(line.ours_text)]
@@ -378,13 +277,13 @@ class Rendered:
             told = line.published_text or self.unpublished
             shown = markdown(f"{told} ({line.level_text})" if line.level_text else told)
             parts += [shown if self.compare else f"<sub>{shown}</sub>"]
-        if line.effect:
+        if line.judged.effect:
             parts += [f"effect {line.effect_text}"]
         if line.n:
             parts += [markdown(line.judgement)]
         return Marked("<br>".join(filter(None, parts)))
 
-    def _terminal_cell(self, line: Line | None) -> str:
+    def _terminal_cell(self, line: Cell | None) -> str:
         if line is None or line.ours is None:
             return "" if line is None else NONE_RUN if line.untouched else line.lacks
         half = "" if line.ci95 is None else f" ± {line.ci95:.1f}"
@@ -393,10 +292,10 @@ class Rendered:
         return f"{line.ours:.1f}{half}{printed}{missing}"
 
     def _latex_parts(self) -> list[str]:
-        effects = any(line.effect for line in self.lines)
+        effects = any(line.judged.effect for line in self.cells)
         return ["ours", *["published"] * self.printed, *["Δ"] * self.compare, *["effect"] * effects]
 
-    def _latex_cell(self, line: Line | None) -> list[str]:
+    def _latex_cell(self, line: Cell | None) -> list[str]:
         if line is None:
             return [""] * len(self._latex_parts())
         values = {"ours": line.ours_text, "published": line.published_text or self.unpublished, "Δ": line.level_text}
@@ -404,12 +303,12 @@ class Rendered:
         return [values[part] for part in self._latex_parts()]
 
 
-def varying(lines: Iterable[Line], columns: Iterable[str]) -> list[str]:
+def varying(cells: Iterable[Cell], columns: Iterable[str]) -> list[str]:
     """Return the columns with more than one value."""
-    return [c for c in columns if len({line.row.columns.get(c) for line in lines}) > 1]
+    return [c for c in columns if len({line.row.columns.get(c) for line in cells}) > 1]
 
 
-def touched(cells: Iterable[Line | None]) -> bool:
+def touched(cells: Iterable[Cell | None]) -> bool:
     """Whether any seed of any cell has been run."""
     return any(line is not None and not line.untouched for line in cells)
 

@@ -8,10 +8,9 @@ from typing import Any
 import pandas as pd
 
 from benchmark.files import write_changed
-from benchmark.report.cells import network
+from benchmark.report.cells import NONE_RUN, network
 from benchmark.report.differences import draw_differences, panels
 from benchmark.report.formats import csv_text, latex_bold, latex_table, markdown, pipe_table
-from benchmark.report.layout import NONE_RUN
 from benchmark.report.plots import svg_text
 from benchmark.report.settings import ENOUGH, METRIC, Setting, not_compared, settings, told_apart, values
 from benchmark.report.statistics import interval, superiority
@@ -218,7 +217,7 @@ def latex(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
     told = " ".join(text.replace("**", "") for text in interim(suite, plan, found))
     for one in found:
         shown, rows = one.table.metrics, {row.method: row for row in one.rows}
-        body = [{"method": m, **_latex_cells(suite, plan, one, rows[m], shown)} for m in one.order]
+        body = [{"method": m, **_latex_cells(suite, one, rows[m], shown)} for m in one.order]
         frame = pd.DataFrame(body)
         what = "Accuracy" if list(shown) == [METRIC] else "Metrics"
         read = f"{what}{OF[suite.report]} in percent, mean ± half-width of the 95 % t interval (seeds)."
@@ -229,7 +228,7 @@ def latex(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
     return "\n".join(parts)
 
 
-def _latex_cells(suite: Suite, plan: Plan, one: Setting, row: Row, metrics: Sequence[str]) -> dict[str, str]:
+def _latex_cells(suite: Suite, one: Setting, row: Row, metrics: Sequence[str]) -> dict[str, str]:
     """What stands in the row of a method, by the title of the column; ``–`` where no record has the metric."""
     cells: dict[str, str] = {}
     for metric in metrics:
@@ -240,7 +239,7 @@ def _latex_cells(suite: Suite, plan: Plan, one: Setting, row: Row, metrics: Sequ
             cells |= {PRINTED[metric]: shown[one.dataset], f"Δ to {one.reference}": clear}
             cells |= {title: shown[title] for title in ("simultaneous", "p (Holm)")}
         else:
-            known = values(plan, row, suite.report, metric)
+            known = values(one.known, row, suite.report, metric)
             text = f"{known.mean():.2f}{_half(interval(known))} ({len(known)})"
             cells[PRINTED.get(metric, metric)] = text if len(known) else NONE_RUN
     return cells

@@ -69,7 +69,7 @@ def _here(suite: Suite, label: str, tables: Sequence[Rendered]) -> Iterator[Line
     yield from _printed(suite, label)
     shown = set()
     for table in tables:
-        for line in table.lines:
+        for line in table.cells:
             if line.row.method == label and line.metric == "acc" and line.n and line.runs not in shown:
                 shown.add(line.runs)
                 yield {

@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from benchmark.report.frame import NONE, Values, by_row, long_frame
 from benchmark.report.statistics import FAILED, LEVEL, SPENT, compare, cost, interval, late_rise
 from benchmark.report.tables import last_rounds
 from benchmark.runs.folder import RunFolder
-from benchmark.runs.records import READING, Record
+from benchmark.runs.records import Record
 from benchmark.runs.records import Row as Evaluated
 from benchmark.suites.plan import Plan, Row, Table
 from benchmark.suites.suite import Suite
@@ -47,6 +48,7 @@ class Setting:
             their papers' rates ``untuned`` and ``untuned_ci95``; and ``worst_clients``, ``worst_clients_difference``
             and ``worst_clients_ci95`` where the table has that metric.
         averaged: the rounds of ``last_k_mean``, such as ``10 rounds``.
+        known: all values of the suite's runs.
         admission: what the test of admission has found (``benchmark.board.admit.judged``); empty if it was not made.
     """
 
@@ -58,6 +60,7 @@ class Setting:
     bounds: tuple[str, ...]
     lines: pd.DataFrame
     averaged: str
+    known: Values
     admission: Mapping[str, Any] = field(default_factory=dict)
     controls: Mapping[str, str] = field(default_factory=dict)
 
@@ -85,15 +88,15 @@ def settings(suite: Suite, plan: Plan) -> list[Setting]:
 
     Those whose reference has no run at this scale are not among them (``not_compared``).
     """
-    found = []
+    found, known = [], by_row(long_frame(suite, plan))
     for table in filter(lambda table: table.reference, suite.tables):
         for dataset in dict.fromkeys(row.dataset for row in table.rows):
             if dataset in not_compared(plan, table):
                 continue
             rows = [row for row in table.rows if row.dataset == dataset and row.full_name in plan.of_row]
-            scores = pd.DataFrame({row.method: _scores(plan, row, suite.report) for row in rows}, index=plan.seeds)
+            scores = pd.DataFrame({row.method: _scores(plan, known, row, suite.report) for row in rows})
             if scores.notna().any(axis=None):
-                found.append(_setting(suite, plan, table, dataset, rows, scores))
+                found.append(_setting(suite, plan, known, table, dataset, rows, scores))
     return found
 
 
@@ -117,32 +120,26 @@ def told_apart(one: Setting, method: str) -> bool:
     return bool(one.ranked and apart and sound)
 
 
-def values(plan: Plan, row: Row, reading: str, metric: str = METRIC) -> pd.Series:
+def values(known: Values, row: Row, reading: str, metric: str = METRIC) -> pd.Series:
     """A metric in a reading of a row's complete runs, by seed; a run whose record lacks it is left out."""
-    scores = _scores(plan, row, reading, metric)
-    return scores[np.isfinite(scores)]
+    return known.get((row.full_name, reading, metric), NONE)
 
 
-def _scores(plan: Plan, row: Row, reading: str, metric: str = METRIC) -> pd.Series:
-    """By seed, with ``FAILED`` for a run that has failed and NaN for a record that lacks the metric."""
-    scores = {}
-    for seed, key in plan.of_row[row.full_name].items():
-        record = plan.found[key].record
-        if record is not None:
-            scores[seed] = record[READING[reading]].get(metric, nan)
-        elif plan.found[key].state == "failed":
-            scores[seed] = FAILED
-    return pd.Series(scores, dtype="float64")
+def _scores(plan: Plan, known: Values, row: Row, reading: str) -> pd.Series:
+    """By seed, with ``FAILED`` for a run that has failed and NaN for one that is missing."""
+    scores = values(known, row, reading).reindex(plan.seeds)
+    scores[[seed for seed, key in plan.of_row[row.full_name].items() if plan.found[key].state == "failed"]] = FAILED
+    return scores
 
 
 def _setting(
-    suite: Suite, plan: Plan, table: Table, dataset: str, rows: Sequence[Row], scores: pd.DataFrame
+    suite: Suite, plan: Plan, known: Values, table: Table, dataset: str, rows: Sequence[Row], scores: pd.DataFrame
 ) -> Setting:
     reference, bounds = table.reference, tuple(b for b in table.bounds if b in scores)
     controls = {row: own for row, own in table.controls.items() if row in scores and own in scores}
     unranked = list(dict.fromkeys((*bounds, *(own for own in table.controls.values() if own in scores))))
     lines = compare(scores, reference, unranked)
-    smooth = {row.method: values(plan, row, "last_k_mean") for row in rows}
+    smooth = {row.method: values(known, row, "last_k_mean") for row in rows}
     goal = smooth[reference].mean() if suite.report == "averaged" else lines.loc[reference, "mean"]
     more = {}
     for row in rows:
@@ -156,8 +153,8 @@ def _setting(
             **_spent(done, goal),
             "tuned": _tuned(suite, plan, row),
             **_over_control(scores, row.method, controls),
-            **_untuned(suite, plan, table, row),
-            **_worst_clients(suite, plan, table, row, reference),
+            **_untuned(suite, known, table, row),
+            **_worst_clients(suite, known, table, row, reference),
         }
     admission = _admission(suite, plan.scale, table.number, dataset)
     whole = scores.drop(columns=unranked).dropna()
@@ -168,7 +165,7 @@ def _setting(
     lines["found80"] = _found(lines, scores.shape[1] - len(unranked) - 1)
     keys = [key for row in rows for key in plan.of_row[row.full_name].values()]
     averaged = " or ".join(sorted({last_rounds(plan.runs[key].config) for key in keys}))
-    return Setting(table, dataset, rows, scores, reference, bounds, lines, averaged, admission, controls)
+    return Setting(table, dataset, rows, scores, reference, bounds, lines, averaged, known, admission, controls)
 
 
 def _found(lines: pd.DataFrame, family: int) -> pd.Series:
@@ -188,22 +185,22 @@ def _over_control(scores: pd.DataFrame, method: str, controls: Mapping[str, str]
     return _paired(scores[method], scores[controls[method]], "over_control") if method in controls else {}
 
 
-def _untuned(suite: Suite, plan: Plan, table: Table, row: Row) -> dict[str, Any]:
+def _untuned(suite: Suite, known: Values, table: Table, row: Row) -> dict[str, Any]:
     """Mean of a row at its paper's rates, with the half-width of its interval, if a table has it."""
     beside = [one for other in suite.tables if other.untuned == table.number for one in other.rows]
     for one in beside:
-        if (one.dataset, one.method) == (row.dataset, row.method) and one.full_name in plan.of_row:
-            known = values(plan, one, suite.report)
-            return {"untuned": known.mean(), "untuned_ci95": interval(known)}
+        if (one.dataset, one.method) == (row.dataset, row.method):
+            own = values(known, one, suite.report)
+            return {"untuned": own.mean(), "untuned_ci95": interval(own)}
     return {}
 
 
-def _worst_clients(suite: Suite, plan: Plan, table: Table, row: Row, reference: str) -> dict[str, Any]:
+def _worst_clients(suite: Suite, known: Values, table: Table, row: Row, reference: str) -> dict[str, Any]:
     """Accuracy at the worst tenth of the clients, and its difference to the reference's; not tested."""
     if WORST not in table.metrics:
         return {}
     (beside,) = [one for one in table.rows if (one.dataset, one.method) == (row.dataset, reference)]
-    own, theirs = (values(plan, one, suite.report, WORST) for one in (row, beside))
+    own, theirs = (values(known, one, suite.report, WORST) for one in (row, beside))
     return {"worst_clients": own.mean(), **_paired(own, theirs, "worst_clients_difference")}
 
 

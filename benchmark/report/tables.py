@@ -11,9 +11,10 @@ import pandas as pd
 from benchmark.config import RunConfig
 from benchmark.files import write_changed
 from benchmark.report import others
-from benchmark.report.cells import BROKEN, Cell
+from benchmark.report.cells import BROKEN, Cell, Cells
 from benchmark.report.formats import csv_text, markdown
-from benchmark.report.layout import OURS, ExtraTable, Line, Rendered, varying
+from benchmark.report.frame import Values, by_row, long_frame
+from benchmark.report.layout import OURS, ExtraTable, Rendered, varying
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import READING, Record, code_versions
 from benchmark.suites.plan import Plan, Table
@@ -60,7 +61,8 @@ def render(suite: Suite, plan: Plan, published: Mapping[Any, str]) -> list[Rende
         row or of its control, or seeds other than the suite's while these are not complete. At other scales the
         published value is shown for orientation only.
     """
-    return [_render(suite, plan, published, table) for table in suite.tables]
+    known = by_row(long_frame(suite, plan))
+    return [_render(suite, plan, published, table, known) for table in suite.tables]
 
 
 def write(suite: Suite, scale: str, tables: Sequence[Rendered], results: Path, readme: Path | None) -> list[Path]:
@@ -115,89 +117,80 @@ def averaged_rounds(config: RunConfig) -> str:
     return f"{count} round{'s' if count > 1 else ''}"
 
 
-def _render(suite: Suite, plan: Plan, published: Mapping[Any, str], table: Table) -> Rendered:
+def _render(suite: Suite, plan: Plan, published: Mapping[Any, str], table: Table, known: Values) -> Rendered:
     compare = suite.compares(plan.scale)
     hidden = () if compare else suite.replaced
     at_scale = replace(table, rows=tuple(row for row in table.rows if row.method not in suite.left_out(plan.scale)))
     columns = tuple(dict.fromkeys(c for row in at_scale.rows for c in row.columns if c not in hidden))
-    blocks = [
-        [Cell(suite, plan, published, at_scale, row, metric).line() for metric in table.metrics]
-        for row in at_scale.rows
-    ]
+    make = Cells(suite, plan, published, at_scale, known)
+    blocks = [[make.cell(row, metric) for metric in table.metrics] for row in at_scale.rows]
     if suite.ranked:
         blocks.sort(key=lambda block: _place(plan, block[0]))
-    lines = tuple(line for block in blocks for line in block)
+    cells = tuple(cell for block in blocks for cell in block)
     return Rendered(
         name=f"{suite.paper}-{plan.scale}-{table.number}",
         number=table.number,
         title=table.title,
         scale=plan.scale,
         compare=compare,
-        lines=lines,
-        frame=_frame(table, lines, columns, compare, bool(published)),
+        cells=cells,
+        frame=_frame(table, cells, columns, compare, bool(published)),
         columns=columns,
-        facts=_facts(suite, plan, table, lines, columns),
+        facts=_facts(suite, plan, table, cells, columns),
         legend=_legend(suite, table, compare, bool(published)),
         unpublished=table.unpublished,
-        sections=tuple(_sections(lines, varying(lines, columns), plan)),
+        sections=tuple(_sections(cells, varying(cells, columns), plan)),
     )
 
 
-def _place(plan: Plan, line: Line) -> tuple[int, float]:
+def _place(plan: Plan, cell: Cell) -> tuple[int, float]:
     """Where a row of a ranked suite stands: by failed runs, so that survivors place no row, then by the mean."""
-    return sum(plan.found[key].state == "failed" for key in line.runs), math.inf if line.ours is None else -line.ours
+    return sum(plan.found[key].state == "failed" for key in cell.runs), math.inf if cell.ours is None else -cell.ours
 
 
-def _frame(table: Table, lines: Sequence[Line], columns: Sequence[str], compare: bool, printed: bool) -> pd.DataFrame:
+def _frame(table: Table, cells: Sequence[Cell], columns: Sequence[str], compare: bool, printed: bool) -> pd.DataFrame:
     """Return the lines in long form."""
     rows = []
-    for line in lines:
-        row: dict[str, Any] = {"table": table.number, "dataset": line.row.dataset, "method": line.row.method}
-        row |= {"data": line.data, "network": line.network, "metric": line.metric}
-        row |= {c: line.row.columns[c] for c in columns if c in line.row.columns}
-        row |= {"ours": line.ours, "std": line.std, "ci95": line.ci95, "n": line.n, **line.readings}
-        row |= {"published": line.published, "spread": line.spread, "delta": line.delta}
-        row |= dict(zip(VERDICT, _verdict_numbers(line), strict=True))
-        row |= {"status": line.status, "note": line.note, "runs": " ".join(line.runs)}
-        rows.append(row)
-    frame = pd.DataFrame(rows, columns=None if rows else [*LEFT, *RIGHT])
-    frame = frame.astype({name: "float64" for name in NUMBERS if name in frame})
+    for cell in cells:
+        row: dict[str, Any] = {"table": table.number, "dataset": cell.row.dataset, "method": cell.row.method}
+        row |= {"data": cell.data, "network": cell.network, "metric": cell.metric, **cell.row.columns}
+        row |= {"ours": cell.ours, "std": cell.std, "ci95": cell.ci95, "n": cell.n, **cell.readings}
+        row |= {"published": cell.published, "spread": cell.spread, "delta": cell.judged.delta}
+        if level := cell.judged.level:
+            row["prediction"] = level.half
+        if effect := cell.judged.effect:
+            row |= dict(zip(VERDICT[1:], (effect.ours, effect.half, effect.n, effect.printed), strict=True))
+        rows.append({**row, "status": cell.status, "note": cell.judged.note, "runs": " ".join(cell.runs)})
+    frame = pd.DataFrame(rows, columns=[*LEFT, *columns, *RIGHT]).astype(dict.fromkeys(NUMBERS, "float64"))
     left_out = {"data", "network"} if compare else {"delta", "note", *VERDICT}
     left_out |= set() if printed else {"published"}
-    left_out |= set() if any(line.spread for line in lines) else {"spread"}
-    left_out |= set() if any("averaged" in line.readings for line in lines) else {"averaged"}
-    return frame[[c for c in (*LEFT, *columns, *RIGHT) if c in frame and c not in left_out]]
+    left_out |= set() if any(cell.spread for cell in cells) else {"spread"}
+    left_out |= set() if any("averaged" in cell.readings for cell in cells) else {"averaged"}
+    return frame[[c for c in (*LEFT, *columns, *RIGHT) if c not in left_out]]
 
 
-def _verdict_numbers(line: Line) -> tuple[float | None, ...]:
-    """Values of the columns ``VERDICT``."""
-    half = line.level.half if line.level else None
-    of = line.effect
-    return (half, of.ours, of.half, of.n, of.printed) if of else (half, None, None, None, None)
-
-
-def _sections(lines: Sequence[Line], heads: Sequence[str], plan: Plan) -> list[ExtraTable]:
+def _sections(cells: Sequence[Cell], heads: Sequence[str], plan: Plan) -> list[ExtraTable]:
     """Build the sections below a table."""
-    own = [key for line in lines for key in line.runs]
+    own = [key for cell in cells for key in cell.runs]
     last = " or ".join(dict.fromkeys(last_rounds(plan.runs[key].config) for key in own))
     averaged = " or ".join(dict.fromkeys(averaged_rounds(plan.runs[key].config) for key in own))
     named = {"best": "best round", "last": "last round", "last_k_mean": f"mean of the last {last}"}
     named |= {"averaged": f"averaged model of the last {averaged}"}
     rows: list[dict[str, Any]] = [
         {
-            "method": line.row.method,
-            **{c: line.row.columns.get(c) for c in heads},
-            "data set": line.row.dataset,
-            **{named[name]: value for name, value in line.readings.items()},
+            "method": cell.row.method,
+            **{c: cell.row.columns.get(c) for c in heads},
+            "data set": cell.row.dataset,
+            **{named[name]: value for name, value in cell.readings.items()},
         }
-        for line in lines
-        if line.metric == "acc" and line.n
+        for cell in cells
+        if cell.metric == "acc" and cell.n
     ]
-    count = "four" if any("averaged" in line.readings for line in lines) else "three"
+    count = "four" if any("averaged" in cell.readings for cell in cells) else "three"
     return [ExtraTable(f"Accuracy, all {count} readings", "", pd.DataFrame(rows))] if rows else []
 
 
-def _facts(suite: Suite, plan: Plan, table: Table, lines: Sequence[Line], columns: Sequence[str]) -> dict[str, str]:
+def _facts(suite: Suite, plan: Plan, table: Table, cells: Sequence[Cell], columns: Sequence[str]) -> dict[str, str]:
     """Facts about the runs of a table, by name; a text without a name has the empty one."""
     without = suite.left_out(plan.scale)
     rows = [row for row in table.rows if row.full_name in plan.of_row]
@@ -205,12 +198,12 @@ def _facts(suite: Suite, plan: Plan, table: Table, lines: Sequence[Line], column
     records = [record for key in planned if (record := plan.found[key].record) is not None]
     configs = [run.config for run in planned.values()]
     precisions = {config.precision for config in configs}
-    told_apart = varying(lines, columns)
-    constant = {c: lines[0].row.columns.get(c, "") for c in columns if c not in told_apart}
+    told_apart = varying(cells, columns)
+    constant = {c: cells[0].row.columns.get(c, "") for c in columns if c not in told_apart}
     facts = {
         "data": _listed(c.data.name for c in configs),
         **({"metric": table.metrics[0]} if len(table.metrics) == 1 else {}),
-        "network": _networks(lines),
+        "network": _networks(cells),
         **{c.replace("_", " "): value for c, value in constant.items() if value},
         "scale": f"{plan.scale} ({suite.scale(plan.scale).get('note', 'own protocol')})",
         "rounds": _listed(sorted({c.rounds for c in configs})),
@@ -248,23 +241,23 @@ def _several(records: Iterable[Record]) -> str:
     return _listed(name for name in names if names.count(name) > 1)
 
 
-def _networks(lines: Sequence[Line]) -> str:
+def _networks(cells: Sequence[Cell]) -> str:
     """Name the network of most cells, then each other one with its methods and data sets."""
     cells_of: dict[str, list[tuple[str, str]]] = {}
-    for line in lines:
-        cells_of.setdefault(line.network, []).append((line.row.method, line.row.dataset))
+    for cell in cells:
+        cells_of.setdefault(cell.network, []).append((cell.row.method, cell.row.dataset))
     told: list[str] = []
-    for name, cells in sorted(cells_of.items(), key=lambda item: -len(item[1])):
-        others = [cell for other, found in cells_of.items() if other != name for cell in found]
-        methods, data = (list(dict.fromkeys(values)) for values in zip(*cells, strict=True))
+    for name, own in sorted(cells_of.items(), key=lambda item: -len(item[1])):
+        others = [one for other, found in cells_of.items() if other != name for one in found]
+        methods, data = (list(dict.fromkeys(values)) for values in zip(*own, strict=True))
         if not {method for method, _ in others} & set(methods):
             who = _listed(methods)
         elif not {dataset for _, dataset in others} & set(data):
             who = _listed(data)
-        elif len(set(cells)) == len(methods) * len(data):
+        elif len(set(own)) == len(methods) * len(data):
             who = f"{_listed(methods)} on {_listed(data)}"
         else:
-            who = _listed(f"{method} on {dataset}" for method, dataset in cells)
+            who = _listed(f"{method} on {dataset}" for method, dataset in own)
         told.append(f"{name} ({who})" if told else name)
     return "; ".join(told)
 

@@ -129,8 +129,12 @@ def test_a_data_set_that_stands_in_is_named() -> None:
     """At another scale than the paper's, unless it is the published one in another spelling."""
     table = rendered({}, "quick")
     assert table.data_label("A") == "digits (as A)" and rendered({}).data_label("A") == "A"
-    lines = tuple(replace(line, data="a") for line in table.lines)
-    assert replace(table, lines=lines).data_label("A") == "A"
+    assert (
+        replace(
+            table, cells=tuple(replace(cell, row=replace(cell.row, dataset="Digits")) for cell in table.cells)
+        ).data_label("Digits")
+        == "Digits"
+    )
 
 
 def test_labels_tell_all_rows_apart() -> None:

@@ -508,5 +508,5 @@ def test_a_control_is_shown_beside_its_row_and_not_ranked(made):
     assert pd.isna(one.lines.loc["bad", "rank"]) and pd.isna(one.lines.loc["bad", "p"])
     assert line["simultaneous_ci95"] < before.lines.loc["good", "simultaneous_ci95"]
     assert line["found80"] > line["simultaneous_ci95"]
-    page = leaderboard.markdown(suite, plan, [one])
+    page = leaderboard.page(suite, plan, [one])
     assert "Δ to its control" in page and "control" in page

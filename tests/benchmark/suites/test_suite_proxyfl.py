@@ -84,7 +84,7 @@ def test_methods_that_are_published_only_say_so(proxyfl: Suite) -> None:
     assert all(reason.startswith("published only: ") for reason in waiting.values())
     plan = proxyfl.plan("quick")
     first = next(table for table in render(proxyfl, plan, proxyfl.published()) if table.number == "1")
-    lines = [line for line in first.lines if line.row.method == "FedLabel"]
+    lines = [line for line in first.cells if line.row.method == "FedLabel"]
     assert len(lines) == 12 and all(line.published and line.lacks == "pending" for line in lines)
     assert "FedLabel (published only: its rules are not at hand)" in first.markdown
     with pytest.raises(ConfigError, match="pending: published only"):

@@ -7,7 +7,7 @@ import pytest
 
 from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import ClassSpec
-from benchmark.report.export import export
+from benchmark.report.frame import export
 from benchmark.runs.folder import RunFolder
 from benchmark.suites.suite import load
 from datamodules.common.errors import ConfigError, RunError
@@ -39,14 +39,14 @@ def test_a_line_for_each_reading_and_row(suite, tmp_path):
 
     assert export(tmp_path, tmp_path / "out" / "all.parquet", [suite]) == 4
     frame = pd.read_parquet(tmp_path / "out" / "all.parquet")
-    final = frame[frame["reading"] == "final"].set_index(["table", "row"])["acc"]
-    assert final.loc[("1", "low")] == final.loc[("2", "low")] == 60.0 and final.loc[("1", "mid")] == 70.0
-    assert frame["reading"].value_counts().to_dict() == {"final": 4, "best": 4, "last_k_mean": 4}
+    last = frame[(frame["reading"] == "last") & (frame["metric"] == "acc")].set_index(["table", "method"])["value"]
+    assert last.loc[("1", "low")] == last.loc[("2", "low")] == 60.0 and last.loc[("1", "mid")] == 70.0
+    assert frame["reading"].value_counts().to_dict() == {"best": 4, "last": 4, "last_k_mean": 4}
     assert set(frame.loc[frame["suite"].isna(), "seed"]) == {other.config.seed, 7}
     (lost,) = frame[frame["status"] == "failed"].to_dict("records")
-    assert lost["seed"] == 7 and pd.isna(lost["acc"]) and pd.isna(lost["reading"])
+    assert lost["seed"] == 7 and pd.isna(lost["value"]) and pd.isna(lost["reading"])
     written = pd.read_csv(tmp_path / "out" / "all.csv", dtype={"table": str})
-    assert list(written) == list(frame) and written["acc"].tolist()[:3] == frame["acc"].tolist()[:3]
+    assert list(written) == list(frame) and written["value"].tolist()[:3] == frame["value"].tolist()[:3]
 
 
 def test_a_record_of_other_defaults_is_of_no_row(suite, tmp_path):
