@@ -117,7 +117,7 @@ CONFIGS = {
 
 DATA = {
     "--data.zoom 8": "a window of 32 does not fit into 8",
-    "--data.border 1000": "makes training images of 2032 x 2032 pixels, 1.1 GB of memory in all, but the network takes",
+    "--data.border 1000": "makes training images of 2032 x 2032 pixels, but the network takes",
     "--data.side 200000 --data.zoom 200000": "the images of FewDigits would take 40,800 GB of memory, and ",
     "--data.pipeline none": "unknown pipeline 'none'",
     "--data.validation 5000": "data.validation=5000: give a number below the 250 training images",
@@ -136,7 +136,7 @@ PARTITIONS = {
     "--data.partition dirichlet --data.min_size 200": "cannot give each of 3 clients min_size=200 or more",
     "--data.labelled_clients 4": "labelled_clients must be 1 to 3 (all clients), got 4",
     "--data.picked 9": "cannot choose 9 labelled clients out of 3",
-    "--data.labelled_histogram [1,2]": "data.labelled_histogram [1, 2] has 2 numbers for 10 classes: give one for each",
+    "--data.labelled_histogram [1,2]": "data.labelled_histogram=[1, 2]: give a number of images for each class, up to",
     "--data.scenario server": "which needs num_labels",
     "--data.scenario server --data.num_labels 7": "num_labels=7 is not a multiple of 10 classes: choose 10 or 20",
     "--data.scenario all_clients": "labels at all clients need one of data.num_labels",

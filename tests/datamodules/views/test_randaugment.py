@@ -5,7 +5,6 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
-from datamodules.common.errors import DataError
 from datamodules.views import pixelops, randaugment
 from datamodules.views.pixelops import OPS
 from datamodules.views.randaugment import (
@@ -16,7 +15,6 @@ from datamodules.views.randaugment import (
     Levels,
     Pool,
     RandAugment,
-    RandomBox,
     Uniform,
 )
 from golden_files import load
@@ -47,13 +45,7 @@ def pictures(count, side, seed=0):
         drawing[side // 4 : side // 2, side // 3 :] = colour
         coarse = 255 * torch.rand(1, 3, 4, 4, generator=g)
         smooth = torch.nn.functional.interpolate(coarse, (side, side), mode="bicubic")[0].permute(1, 2, 0)
-        kinds = (
-            noise,
-            colour + noise / 5,
-            gradient * torch.rand(1, generator=g),
-            colour.expand_as(noise),
-            drawing,
-        )
+        kinds = (noise, colour + noise / 5, gradient * torch.rand(1, generator=g), colour.expand_as(noise), drawing)
         out.append((*kinds, smooth)[i % 6].clamp(0, 255).to(torch.uint8))
     return torch.stack(out)
 
@@ -139,25 +131,11 @@ def test_operation_equals_pillow(name, side):
         assert (expected != images.numpy()).mean() > 0.05
 
 
-@pytest.mark.parametrize("name", ["brightness", "colour", "contrast", "sharpness"])
-def test_enhancement_by_one_changes_nothing(name):
-    images = pictures(30, 32)
-    assert torch.equal(OPS[name](images, torch.ones(30, dtype=torch.float64)), images)
-
-
 @pytest.mark.parametrize("name", OPS)
 def test_operation_treats_images_one_by_one(name):
     images, v = pictures(12, 32), magnitudes(name, 12)
     alone = torch.cat([OPS[name](images[i : i + 1], v[i : i + 1]) for i in range(12)])
     assert torch.equal(OPS[name](images, v), alone)
-
-
-def test_warps_run_together_as_they_do_alone():
-    images, names = pictures(36, 21), ("rotate", "shear_y", "translate_x")
-    parts, draws = images.split(12), [magnitudes(name, 12) for name in names]
-    alone = [OPS[name](part, v) for name, part, v in zip(names, parts, draws, strict=True)]
-    maps = torch.cat([OPS[name].maps(v, 21, 21) for name, v in zip(names, draws, strict=True)])
-    assert torch.equal(pixelops.affine(images, maps, fill=0), torch.cat(alone))
 
 
 def sheet_fixmatch_uniform(name, u, coin, cap):
@@ -247,21 +225,6 @@ def test_recipe_replays_pillow_picture_by_picture(key):
             image = rectangle(image, 32 * x, 32 * y, 16, (127, 127, 127))
         different.append((result[i] != np.asarray(image)).mean())
     assert np.mean(different) <= 0.0005
-
-
-@pytest.mark.parametrize(
-    ("pool", "names"),
-    [
-        (FIXMATCH_UNIFORM, 14),
-        (MAXIMAL, 15),
-        (FIXMATCH_LEVELS, 14),
-        (GRID_LEVELS, 13),
-    ],
-)
-def test_pools_list_each_operation_once(pool, names):
-    listed = [name for name, _ in pool.entries]
-    assert len(listed) == len(set(listed)) == names
-    assert set(listed) <= OPS.keys()
 
 
 @pytest.fixture
@@ -356,7 +319,7 @@ def test_maximal_pool_makes_flat_and_unchanged_pictures_as_often_as_published():
 
 
 def test_final_boxes_have_the_published_sizes():
-    black = torch.zeros(4000, 32, 32, 3, dtype=torch.uint8)
+    black = torch.zeros(1000, 32, 32, 3, dtype=torch.uint8)
     grey = (FIXMATCH_LEVELS.last(black, seeded()) == 127).all(3)
     assert grey.sum(1).amax() == grey.sum(2).amax() == 17
     assert grey.sum(1).amax(1).min() == grey.sum(2).amax(1).min() == 9
@@ -366,16 +329,6 @@ def test_final_boxes_have_the_published_sizes():
     assert covered.flatten(1).any(1).all()
     assert covered.sum(1).amax() == covered.sum(2).amax() == 16
     assert covered[:, :, 0].any()
-
-
-def test_a_box_alone_replays_pillow_at_other_sizes():
-    images = pictures(100, 20)
-    result = RandomBox(0.2, 0.7, paint=(1, 2, 3), first=0.1)(images, seeded(6))
-    draws = torch.rand(100, 3, generator=seeded(6), dtype=torch.float64)
-    for image, painted, (x, y, s) in zip(images, result, draws.tolist(), strict=True):
-        centre_x, centre_y, side = 2 + 18 * x, 2 + 18 * y, 4 + 10 * s
-        expected = rectangle(Image.fromarray(image.numpy()), centre_x, centre_y, side, (1, 2, 3))
-        assert np.array_equal(painted.numpy(), np.asarray(expected))
 
 
 @pytest.mark.parametrize("case", load("allclients/strong_augmentation")["cases"][0]["outputs"])
@@ -399,13 +352,6 @@ def test_released_pictures(case):
         assert (image[0, top : bottom + 1, left : right + 1] == 127).all()
         means.append(image.double().mean((0, 1, 2)).tolist())
     assert pytest.approx(case["mean_rgb"], abs=1e-3) in means
-
-
-@pytest.mark.parametrize("transform", [RECIPES["maximal"], FIXMATCH_LEVELS.last])
-@pytest.mark.parametrize("images", [torch.zeros(2, 8, 8, 1, dtype=torch.uint8), torch.zeros(2, 8, 8, 3)])
-def test_other_images_are_refused(images, transform):
-    with pytest.raises(DataError, match=r"8-bit images \[B, h, w, 3\].*channels=3"):
-        transform(images, seeded())
 
 
 @recipes
