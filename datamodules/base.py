@@ -15,9 +15,8 @@ from torch.utils.data import DataLoader
 from datamodules.common.devices import finished
 from datamodules.common.errors import BenchError, ConfigError, DataError, message_of
 from datamodules.common.memory import available_bytes
-from datamodules.common.options import Scenario, check_options
+from datamodules.common.options import Scenario, check_options, check_switches
 from datamodules.common.plugins import place
-from datamodules.common.switches import check_switches
 from datamodules.io.sources import Arrays, ArraysError, Images, channel_moments, random_split
 from datamodules.partition import partition as P
 from datamodules.partition.draw import balanced_holdout, draw_without, labelled_holdout, stream_seed, validation_images

@@ -3,13 +3,11 @@
 import sys
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from benchmark.config import Run, RunConfig, Runtime, from_yaml
 from benchmark.registry import ClassSpec
@@ -242,58 +240,12 @@ def test_an_encoder_that_cannot_be_loaded_names_the_remedy(monkeypatch: pytest.M
             text.load(kind, torch.device("cpu"))
 
 
-def test_the_real_encoder_averages_over_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tiny stand-in for the library: token = length of the word, hidden = one-hot of it; padding does not count."""
-
-    class Batch(dict):
-        def to(self, device: Any) -> "Batch":
-            return self
-
-    def tokenizer(texts: list[str], **options: Any) -> Batch:
-        assert options["truncation"] and options["padding"] and options["max_length"] == 512
-        rows = [[len(w) for w in t.split()] for t in texts]
-        longest = max(map(len, rows))
-        ids = torch.tensor([r + [0] * (longest - len(r)) for r in rows])
-        return Batch(input_ids=ids, attention_mask=(ids > 0).long())
-
-    class Network(nn.Module):
-        config = type("Config", (), {"hidden_size": 6})
-
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
-            assert not self.training
-            hidden = nn.functional.one_hot(input_ids, 6).float()
-            return type("Output", (), {"last_hidden_state": hidden})
-
-    library = {
-        "AutoTokenizer": SimpleNamespace(from_pretrained=lambda *_, **__: tokenizer),
-        "AutoModel": SimpleNamespace(from_pretrained=lambda *_, **__: Network()),
-    }
-    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(**library))
-    encode = text.load("bert", torch.device("cpu"))
-    out = encode(["aa bbb ccc dddd", "e", "ff ff"])
-    assert np.allclose(out, [[0, 0, 0.25, 0.5, 0.25, 0], [0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0]])
-    many = [" ".join("x" * n for n in row) for row in np.random.RandomState(0).randint(1, 6, (150, 5))]
-    assert np.array_equal(encode(many), np.concatenate([encode([t]) for t in many]))
+def test_an_encoder_averages_over_tokens_without_padding() -> None:
+    hidden, mask = torch.tensor([[[1.0, 0.0], [3.0, 4.0], [9.0, 9.0]]]), torch.tensor([[1, 1, 0]])
+    assert text.token_mean(hidden, mask).tolist() == [[2.0, 2.0]]
 
 
 # --- views
-
-
-def test_views(folder: Path, stub: Stub) -> None:
-    data = make(folder)
-    index = torch.arange(200).repeat(50)
-    weak, strong = data.take("weak", index), data.take("strong", index, generator(0, "a"))
-    assert torch.equal(weak, data.train_images[index, 0]) and torch.equal(data.take("test", index), weak)
-    is_first = (strong == data.train_images[index, 1]).all(1)
-    assert bool((is_first | (strong == data.train_images[index, 2]).all(1)).all())
-    different = (data.train_images[index, 1] != data.train_images[index, 2]).any(1)
-    assert int(different.sum()) > 5_000
-    assert is_first[different].float().mean() == pytest.approx(0.5, abs=0.03)
-    assert not torch.equal(strong, data.take("strong", index, generator(0, "b")))
-    blocks = torch.cat([block() for _, block in data.test_blocks(16)])
-    assert torch.equal(blocks, data.test_images[:, 0])
-    with pytest.raises(RunError, match="Generator"):
-        data.take("strong", index)
 
 
 def test_views_drawn_from_copies(folder: Path, stub: Stub) -> None:

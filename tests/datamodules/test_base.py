@@ -237,17 +237,6 @@ def test_balanced_images_of_nobody_can_be_tested_on_instead(scenario, validation
     torch.testing.assert_close(block(), shown)
 
 
-def test_a_partition_stream_changes_the_partition_and_not_the_test_set():
-    """Two settings of equally large data sets share their partitions seed by seed, unless their streams have names."""
-    plain, *others = (make_data(split="random80", partition_stream=name) for name in (None, "a/clients", "b/clients"))
-    assert len({data.partition.hash for data in (plain, *others)}) == 3
-    assert all(torch.equal(data.test_labels, plain.test_labels) for data in others)
-    again = make_data(split="random80", partition_stream="a/clients")
-    assert again.partition.hash == others[0].partition.hash
-    seeds = {make_data(partition_stream="a", partition_seed=None, run_seed=seed).partition.hash for seed in (1, 2)}
-    assert len(seeds) == 2
-
-
 @pytest.mark.parametrize("share", [1.0, -0.1, 0.99, 1e-9])
 def test_a_holdout_leaves_every_site_a_label(share):
     with pytest.raises(ConfigError, match="labelled_holdout"):

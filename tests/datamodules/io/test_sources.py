@@ -286,14 +286,8 @@ def test_a_download_is_decoded_into_the_cache_alone(tmp_path, monkeypatch, read)
     ("read", "places", "remedy"),
     [
         (sources.cifar10, ["cifar10.npz", "cifar-10-batches-py/data_batch_1"], "copy cifar-10-batches-py"),
-        (sources.cifar100, ["cifar100.npz", "cifar-100-python/train"], "copy cifar-100-python"),
         (sources.svhn, ["svhn.npz", "train_32x32.mat"], "copy the two .mat files"),
-        (
-            sources.fashion_mnist,
-            ["fashion_mnist.npz", "FashionMNIST/raw/train-images", "/fashion-mnist/"],
-            "copy FashionMNIST",
-        ),
-        (sources.mnist, ["mnist.npz", "MNIST/raw/train-images"], "copy MNIST"),
+        (sources.fashion_mnist, ["FashionMNIST/raw/train-images", "/fashion-mnist/"], "copy FashionMNIST"),
     ],
 )
 def test_nothing_found_gives_one_error_with_places_reason_and_remedy(tmp_path, monkeypatch, read, places, remedy):

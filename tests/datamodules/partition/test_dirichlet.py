@@ -81,17 +81,6 @@ def test_dirichlet_gives_every_sample_to_one_client_and_respects_the_minimum(poo
     assert sorted(np.concatenate(parts)) == list(range(len(labels)))
 
 
-@derandomised
-@given(pools())
-def test_dirichlet_without_shuffles_cuts_each_class_in_stored_order(pool):
-    labels, num_clients, beta, seed = pool
-    parts = unshuffled(labels, num_clients, beta, RandomState(seed), min_size=0)
-    for k in np.unique(labels):
-        pieces = [part[labels[part] == k] for part in parts]
-        assert np.concatenate(pieces).tolist() == np.flatnonzero(labels == k).tolist()
-    assert all((np.diff(labels[part]) >= 0).all() for part in parts)
-
-
 @pytest.mark.parametrize("beta", [1e-3, 1e-6, 1e-300])
 def test_vanishing_shares_give_each_class_to_one_open_client(beta):
     labels = np.arange(600) % 60
@@ -178,16 +167,6 @@ def test_a_vanishing_beta_gives_every_client_one_class_until_it_is_used_up(beta)
     assert sorted(np.concatenate(parts)) == list(range(180))
     parts = dirichlet_per_client(sorted_labels([25, 25]), 5, beta, RandomState(1))
     assert [len(part) for part in parts] == [10] * 5
-
-
-def test_later_classes_go_to_nobody_and_order_is_that_of_the_pool():
-    labels = np.arange(60) % 3
-    parts = dirichlet_per_client(
-        labels, 4, 5.0, RandomState(0), num_classes=2, shuffle_classes=False, shuffle_clients=False
-    )
-    assert sorted(np.concatenate(parts)) == np.flatnonzero(labels < 2).tolist()
-    for k in (0, 1):
-        assert np.concatenate([part[labels[part] == k] for part in parts]).tolist() == np.arange(k, 60, 3).tolist()
 
 
 # --- By pairs of clients

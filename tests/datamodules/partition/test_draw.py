@@ -75,16 +75,6 @@ def test_a_holdout_is_a_share_of_the_labels_and_leaves_each_site_one(scenario):
     assert held.tolist() == labelled_holdout(made, 0.5, SEED).tolist() == sorted(held.tolist())
 
 
-def test_a_draw_per_client_reaches_every_pool():
-    """Both pools of ``all_clients``: equal sizes, which a draw per class does not give."""
-    given = options("all_clients", partition="dirichlet", labelled_partition=None, beta=0.1, min_size=1)
-    made = draw(given | {"partition_variant": "per_client"}, labels, SEED)
-    plain = draw(given, labels, SEED)
-    for role in ("labelled", "unlabelled"):
-        assert len({len(part) for part in getattr(made, role)}) == 1
-        assert len({len(part) for part in getattr(plain, role)}) > 1
-
-
 def test_pairs_meet_the_pools_in_the_order_of_their_draw_and_a_generator_of_their_own():
     """SAGE's released code: one generator draws the labelled pool, a fresh one spreads each of the two pools."""
     given = options("all_clients", partition="pairs", labelled_partition=None, beta=0.5, num_labels=60, num_clients=4)

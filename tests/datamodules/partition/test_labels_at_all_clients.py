@@ -96,26 +96,6 @@ def test_settings_position_by_position(labelled: str, unlabelled: str) -> None:
         assert ours.unlabelled[k].tolist() == second[k].tolist()
 
 
-def test_sanity_ranges_of_the_sheet() -> None:
-    """Sizes and present classes, over three seeds."""
-    for seed in range(3):
-        iid_dir = make(seed, labelled_partition="iid", partition="dirichlet")
-        dir_dir = make(seed, labelled_partition="dirichlet", partition="dirichlet")
-        assert {len(part) for part in iid_dir.labelled} == {50}
-        n_u = [len(part) for part in iid_dir.unlabelled]
-        assert np.mean(n_u) == 450
-        assert 80 < min(n_u) < 200
-        assert 600 < max(n_u) < 1100
-        n_s = [len(part) for part in dir_dir.labelled]
-        assert min(n_s) >= 10
-        assert np.mean(n_s) == 50
-        assert max(n_s) < 130
-        present = dir_dir.histogram(LABELS, 10, "labelled")
-        assert 6.5 < (present > 0).sum(axis=1).mean() < 7.5
-        a, b = (h / h.sum(axis=1, keepdims=True) for h in (present, dir_dir.histogram(LABELS, 10, "unlabelled")))
-        assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.1
-
-
 def test_pool_order_stratification_and_seed() -> None:
     """The pool is each class's first images, or a draw; stratified clients have five labels of every class."""
     first = {i for c in range(10) for i in np.flatnonzero(c == LABELS)[:500].tolist()}

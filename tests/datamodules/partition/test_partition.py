@@ -27,26 +27,6 @@ def test_hash_is_the_sha256_of_lengths_and_values():
     assert tiny.hash == hashlib.sha256(content).hexdigest()
 
 
-def test_hash_depends_on_content_only():
-    base = small()
-    as_int32 = small(
-        labelled=tuple(part.astype(np.int32) for part in base.labelled), pool=base.pool.astype(">i8").tolist()
-    )
-    assert as_int32.hash == base.hash == small().hash
-    swapped = (base.labelled[1], base.labelled[0], base.labelled[2])
-    moved = (base.labelled[0][:-1], np.append(base.labelled[0][-1:], base.labelled[1]), base.labelled[2])
-    changes = [
-        {"labelled": swapped},
-        {"labelled": moved},
-        {"labelled": base.unlabelled, "unlabelled": base.labelled},
-        {"pool": base.pool[::-1]},
-        {"pool": base.pool[:-1], "server": base.pool[-1:]},
-        {"labelled": (*base.labelled, []), "unlabelled": (*base.unlabelled, [])},
-    ]
-    hashes = {small(**change).hash for change in changes} | {base.hash, small(seed=1).hash}
-    assert len(hashes) == len(changes) + 2
-
-
 def test_positions_are_read_only_copies():
     source = np.array([0, 1])
     partition = Partition((source,), ([],), [], [])

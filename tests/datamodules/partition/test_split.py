@@ -43,14 +43,6 @@ def test_iid_sizes_and_coverage(pool, stratified, permutations):
         assert np.ptp(counts, axis=0).max() <= 1
 
 
-def test_plain_iid_is_not_stratified_and_uses_the_seed():
-    labels = np.arange(5000) % 10
-    first, again, other = (iid(labels, 100, RandomState(seed)) for seed in (0, 0, 1))
-    assert lists(first) == lists(again) != lists(other)
-    counts = np.array([np.bincount(labels[part], minlength=10) for part in first])
-    assert abs(counts.var() / 4.5 - 1) < 0.2  # multinomial: 50 draws with probability 1/10
-
-
 # --- labelled pool
 
 

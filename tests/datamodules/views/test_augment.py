@@ -52,13 +52,6 @@ def test_resize_in_chunks_changes_nothing():
     assert torch.equal(resize(images, 13, chunk_bytes=3 * 20 * 24 * 3), resize(images, 13))
 
 
-@pytest.mark.parametrize(("mode", "numpy_mode"), [("reflect", "reflect"), ("zero", "constant")])
-def test_pad_crop_lays_out_what_numpy_pads(mode, numpy_mode):
-    images = noise(4, 9, 12, 3)
-    expected = np.pad(images.numpy(), ((0, 0), (4, 4), (4, 4), (0, 0)), mode=numpy_mode)
-    assert np.array_equal(PadCrop(4, mode).prepare(images).numpy(), expected)
-
-
 @pytest.mark.parametrize("geometry", [ZoomCrop(40, 32), PadCrop(4, "reflect"), PadCrop(4, "zero", flip=0)])
 def test_a_view_replays_the_pillow_pipeline(geometry: Geometry):
     images, index = noise(30, 32, 32, 3), torch.randint(0, 30, (100,), generator=seeded(5))

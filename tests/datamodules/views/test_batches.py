@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamodules.common.errors import ConfigError
-from datamodules.views.batches import Pass, Stream, epoch
+from datamodules.views.batches import Stream, epoch
 
 
 class Echo:
@@ -140,14 +140,6 @@ def test_a_resampled_stream_draws_with_replacement_and_anew_at_every_pass():
     assert len(counts) == 40 and (counts.double() / 250 - 1).abs().max() < 0.3
 
 
-@pytest.mark.parametrize("lacking", [stream(0, 4, resample=6), stream(5, 4, resample=0), stream(5, 4, resample=1)])
-def test_a_resampled_stream_that_can_give_no_batch_is_left_out(lacking):
-    """No images to draw from, nothing to draw, or fewer than a batch needs."""
-    lacking.min_batch = 2
-    assert not lacking.usable
-    assert [set(batch) for batch in walk({"b": lacking, "a": stream(8, 4)})] == [{"a"}, {"a"}]
-
-
 def test_a_stream_may_take_the_random_numbers_of_another_name():
     """``draws`` names its order and its augmentation; what it is called in the batch does not matter."""
     views = {"x": "plain", "z": "noisy"}
@@ -158,14 +150,3 @@ def test_a_stream_may_take_the_random_numbers_of_another_name():
     asked = []
     walk({"b": stream(9, 3, draws="a")}, generator=lambda p: (asked.append(p), seeded(p))[1])
     assert asked == ["order/a", "augment/a"]
-
-
-def test_a_pass_draws_and_cuts_nothing_until_it_is_walked_through():
-    """Making one, or its iterator, asks for no generator and no view; its streams may be walked through again."""
-    data, asked = Echo(), []
-    made = Pass({"a": stream(20, 10)}, steps=1)
-    walked = epoch(made.streams, data, lambda p: (asked.append(p), seeded(p))[1], made.steps)
-    assert not asked and not data.asked
-    assert len(list(walked)) == 1
-    assert asked == ["order/a", "augment/a"] and len(data.asked) == 1
-    assert len(walk(made.streams)) == 2
