@@ -59,7 +59,6 @@ class AGNews(FSSLDataModule):
         **base: see ``FSSLDataModule``.
 
     Raises:
-        ConfigError: ``texts_per_class`` is below 1.
         DataError: texts, translations or encoder are not available (in ``read`` and ``setup``).
     """
 
@@ -77,8 +76,6 @@ class AGNews(FSSLDataModule):
         **base: Any,
     ) -> None:
         super().__init__(pipeline=pipeline, **base)
-        if texts_per_class < 1:
-            raise ConfigError(f"data.texts_per_class is {texts_per_class}; it must be at least 1")
         self._arrays: Arrays | None = None
 
     def read(self) -> Arrays:
@@ -263,13 +260,8 @@ def _read_npz(file: Path) -> Texts:
     data = read_npz(file)
     if (names := tuple(data["class_names"].tolist())) != CLASSES:
         raise DataError(f"the classes are {names} instead of {CLASSES}")
-    for part in ("train", "test"):
-        if (labels := data[f"{part}_labels"]).dtype.kind not in "iu":
-            raise DataError(f"{part}_labels are {labels.dtype}, not whole numbers")
-    (train, train_labels), (test, test_labels) = (
-        (data[f"{part}_texts"].tolist(), data[f"{part}_labels"].astype(np.int64)) for part in ("train", "test")
-    )
-    return train, train_labels, test, test_labels
+    labels = (data[f"{part}_labels"].astype(np.int64, casting="safe") for part in ("train", "test"))
+    return data["train_texts"].tolist(), next(labels), data["test_texts"].tolist(), next(labels)
 
 
 def _read_csv(file: Path) -> tuple[list[str], Labels]:

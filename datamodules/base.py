@@ -15,9 +15,8 @@ from torch.utils.data import DataLoader
 from datamodules.common.devices import finished
 from datamodules.common.errors import BenchError, ConfigError, DataError, message_of
 from datamodules.common.memory import available_bytes
-from datamodules.common.options import Scenario, check_options
+from datamodules.common.options import Scenario, check_options, check_switches
 from datamodules.common.plugins import place
-from datamodules.common.switches import check_switches
 from datamodules.io.sources import Arrays, ArraysError, Images, channel_moments, random_split
 from datamodules.partition import partition as P
 from datamodules.partition.draw import balanced_holdout, draw_without, labelled_holdout, stream_seed, validation_images
@@ -215,13 +214,7 @@ class FSSLDataModule(L.LightningDataModule):
         return pipelines.views(h.pipeline, look)
 
     def _measure(self, arrays: Arrays) -> None:
-        """Take what the class does not say from the training images, and note it for the record.
-
-        Raises:
-            DataError: there are feature vectors in place of images.
-        """
-        if arrays.train_images.ndim != 4:
-            raise DataError(f"{type(self).__name__}: measured = True is for images; name num_classes, mean and std")
+        """Take what the class does not say from the training images, and note it for the record."""
         height, width, channels = arrays.train_images.shape[1:]
         self.num_classes = len(arrays.class_names)
         self.image_size = self.hparams.side or max(height, width) + 2 * self.hparams.border
@@ -245,7 +238,7 @@ class FSSLDataModule(L.LightningDataModule):
 
     def read(self) -> Arrays:
         """The data set's images and labels."""
-        raise NotImplementedError(f"{type(self).__name__} must define read() -> Arrays")
+        raise NotImplementedError
 
     def digests(self) -> Mapping[str, str]:
         """SHA-256 of files that the options name and a user may change, as ``Arrays.sha256`` names them; default: none.
@@ -274,8 +267,6 @@ class FSSLDataModule(L.LightningDataModule):
             raise DataError(f"{name}.read: {error}") from error
         except BenchError:
             raise
-        except NotImplementedError as error:
-            raise DataError(str(error)) from None
         except Exception as error:
             raise DataError(f"{name}.read: {message_of(error)} ({place(error)})") from error
         if not isinstance(arrays, Arrays):
@@ -297,7 +288,7 @@ class FSSLDataModule(L.LightningDataModule):
         name, h = type(self).__name__, self.hparams
         needed = layout_bytes(arrays, self.views)
         if h.border:
-            check_border(arrays, h.border, self.image_size, needed)
+            check_border(arrays, h.border, self.image_size)
         asked = {option: h[option] for option in ("side", "zoom") if h[option]}
         check_memory(name, asked, needed, available_bytes(self.device), self.processes)
         if h.channels == 1:
@@ -310,7 +301,6 @@ class FSSLDataModule(L.LightningDataModule):
         tested = balanced_holdout(h, labels, seed)
         self._validation = validation_images(h, len(labels), seed, tested)
         self.partition = draw_without(h, labels, np.union1d(self._validation, tested), seed)
-        self.partition.validate(len(labels))
         if h.labelled_holdout:
             held = labelled_holdout(self.partition, h.labelled_holdout, seed)
             self.partition = self.partition.without_labelled(held)
@@ -338,37 +328,27 @@ class FSSLDataModule(L.LightningDataModule):
         if self._ready:
             self._place()
 
-    def overwrite(
-        self,
-        train_images: Tensor | None = None,
-        train_labels: Tensor | None = None,
-        test_images: Tensor | None = None,
-        test_labels: Tensor | None = None,
-    ) -> None:
+    def overwrite(self, **tensors: Tensor) -> None:
         """Store other images or labels, for checks: with noise for the test images, training must not change.
 
         The partition stays, so every site holds the same positions; the labels that a site sees are the new ones.
 
         Args:
-            train_images: in place of those stored, with the same shape and dtype; ``None`` keeps them, as below.
-            train_labels: likewise, those of all images.
-            test_images: likewise.
-            test_labels: likewise.
+            **tensors: ``train_images``, ``train_labels`` (of all images), ``test_images`` or ``test_labels``, with the
+                shape and dtype of those stored.
 
         Raises:
             ConfigError: a tensor does not have the shape and dtype of the one it replaces, or ``setup`` has not run.
         """
         self._require_setup()
-        given = zip(STORED, (train_images, train_labels, test_images, test_labels), strict=True)
-        others = {name: tensor for name, tensor in given if tensor is not None}
-        for name, tensor in others.items():
+        for name, tensor in tensors.items():
             stored = true_labels(self) if name == "train_labels" else getattr(self, name)
             if (tensor.shape, tensor.dtype) != (stored.shape, stored.dtype):
                 raise ConfigError(
                     f"overwrite({name}=...) got {tensor.dtype} {list(tensor.shape)}, but {stored.dtype} "
                     f"{list(stored.shape)} is stored: give a tensor of the same shape and dtype"
                 )
-        for name, tensor in others.items():
+        for name, tensor in tensors.items():
             self._store(name, tensor)
         self._place()
 
@@ -401,7 +381,7 @@ class FSSLDataModule(L.LightningDataModule):
         """Registered clients.
 
         Raises:
-            ConfigError: before ``setup``, as all that follows.
+            ConfigError: before ``setup``.
         """
         self._require_setup()
         return self.partition.num_clients
@@ -409,22 +389,18 @@ class FSSLDataModule(L.LightningDataModule):
     @property
     def num_images(self) -> int:
         """Training images that positions count, whoever holds them."""
-        self._require_setup()
         return len(self.train_images)
 
     def class_counts(self, role: P.Role) -> Positions:
         """Each client's images per class, int64 ``[clients, classes]``; for people and records, not for training."""
-        self._require_setup()
         return self.partition.histogram(true_labels(self).cpu(), self.num_classes, role)
 
     def export(self, path: str) -> None:
         """Save the partition for ``partition_file``; with another data set or order of images it is refused."""
-        self._require_setup()
         self.partition.save(path, true_labels(self).cpu())
 
     def roster(self, seed: int, participants: int | None = None, rule: str = "uniform") -> Roster:
         """The schedule of participants over this partition (see ``Roster``)."""
-        self._require_setup()
         return Roster(self.num_clients, self.clients.labelled(), seed, participants, rule)
 
     @property
@@ -452,11 +428,14 @@ class FSSLDataModule(L.LightningDataModule):
 
     def test_blocks(self, size: int) -> Iterator[tuple[int, Callable[[], Tensor]]]:
         """Numbered blocks of ``size`` test images in order; ``block()`` gives the views ``[size, C, H, W]``."""
-        self._require_setup()
         view, prepared = self._test_view(), self._test_prepared
-        for number, start in enumerate(range(0, len(prepared), size)):
+
+        def block(start: int) -> Tensor:
             index = torch.arange(start, min(start + size, len(prepared)), device=self.device)
-            yield number, partial(self._test_block, view, index)
+            return self._seen(view(prepared, index, None))
+
+        for number, start in enumerate(range(0, len(prepared), size)):
+            yield number, partial(block, start)
 
     def _test_view(self) -> View | FeatureView:
         """How test images are seen: as training images in the view of that name, but for constants of their own."""
@@ -465,12 +444,8 @@ class FSSLDataModule(L.LightningDataModule):
             return view
         return replace(view, mean=tuple(h.test_mean or view.mean), std=tuple(h.test_std or view.std))
 
-    def _test_block(self, view: View | FeatureView, index: Tensor) -> Tensor:
-        return self._seen(view(self._test_prepared, index, None))
-
     def pool(self) -> Tensor:
         """Positions of the whole unlabelled pool in stored order, leftovers included, int64."""
-        self._require_setup()
         return self._pool
 
     def train_dataloader(self) -> DataLoader[Batch]:

@@ -20,7 +20,5 @@ class ISIC2018(FSSLDataModule):
     def read(self) -> Arrays:
         """See ``sources.isic2018``."""
         return sources.isic2018(
-            self.hparams.data_dir,
-            resize=self.hparams.zoom or self._zoom(),
-            test_resize=self.image_size,
+            self.hparams.data_dir, resize=self.hparams.zoom or self._zoom(), test_resize=self.image_size
         )

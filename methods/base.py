@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from datamodules.base import FSSLDataModule, Scenario, SiteData
 from datamodules.common.errors import ConfigError, RunError
+from datamodules.common.options import check_switches
 from datamodules.common.precision import check_precision
 from datamodules.common.streams import SERVER
-from datamodules.common.switches import check_switches
 from datamodules.partition.roster import Roster
 from datamodules.views.batches import Batch, LocalWork, Pass, Stream
 from methods.models.backbone import Backbone

@@ -3,18 +3,14 @@
 import errno
 import fcntl
 import os
-import re
 import secrets
 import stat
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from datamodules.common.errors import DataError
-
-LEFT_S = 3600.0  # temporary files older than this are abandoned
 
 
 def regular(path: str | Path, flags: int) -> int:
@@ -59,7 +55,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written; names the file. The old file is unchanged, and no partial file remains.
     """
-    _sweep(path)
     unique = f"{os.getpid()}-{secrets.token_hex(4)}"  # process ids may repeat between containers
     temporary = path.with_name(f".{path.name}.{unique}.tmp")
     try:
@@ -79,15 +74,6 @@ def write_atomic(path: Path, text: str) -> None:
     """Replace the content of ``path`` by ``text`` in UTF-8; see ``replacing``."""
     with replacing(path) as file:
         file.write(text.encode())
-
-
-def _sweep(path: Path) -> None:
-    """Remove temporary files left beside ``path`` by killed writers."""
-    ours = re.compile(rf"\.{re.escape(path.name)}\.\d+(-[0-9a-f]+)?(\.tmp)?")
-    with suppress(OSError):
-        for left in path.parent.glob(".*"):
-            if ours.fullmatch(left.name) and time.time() - left.stat().st_mtime > LEFT_S:
-                left.unlink()
 
 
 def made_once(path: Path, make: Callable[[], object]) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -76,8 +75,9 @@ def npz(file: Path, test_fraction: float) -> Arrays:
     needed = [f"{part}_{what}" for part in parts for what in ("images", "labels")]
     if missing := [name for name in needed if name not in found]:
         raise DataError(f"{file} has no {missing[0]}; it needs {', '.join(needed)}")
-    images = [_with_channels(found[f"{part}_images"]) for part in parts]
-    labels = [_flat(found[f"{part}_labels"]) for part in parts]
+    images, labels = ([found[f"{part}_{what}"] for part in parts] for what in ("images", "labels"))
+    images = [array[..., None] if array.ndim == 3 and array.dtype == np.uint8 else array for array in images]
+    labels = [array[:, 0] if array.shape[1:] == (1,) else array for array in labels]  # [N, 1] in MedMNIST's files
     names = _names(file, found.get("class_names"), labels[0])
     try:
         arrays = Arrays(images[0], labels[0], images[-1], labels[-1], names, digests)
@@ -112,53 +112,27 @@ def folder_digest(root: Path) -> dict[str, str]:
 
 
 def _complete(arrays: Arrays, split: bool, fraction: float, where: Path) -> Arrays:
-    """Hold out test images of a data set that is not ``split``.
-
-    Raises:
-        DataError: all training images are the same, or a class has only one image.
-    """
-    images, labels = arrays.train_images, arrays.train_labels
-    if len(images) > 1 and all(np.array_equal(images[0], image) for image in images[1:]):
-        raise DataError(
-            f"{where}: all {len(images):,} training images are the same, so nothing can be learnt from them; look at "
-            "how they were saved"
-        )
-    if split:
-        return arrays
-    test = held_out(labels, arrays.class_names, fraction, where)
-    return sources.dealt(arrays, images, labels, ~test, test)
-
-
-def held_out(labels: Labels, names: Sequence[str], fraction: float, where: Path) -> NDArray[np.bool_]:
-    """Choose the test images: the same share of every class, at least one, the same in every run.
+    """Hold out test images of a data set that is not ``split``: the same share of every class, the same in every run.
 
     Raises:
         DataError: a class has only one image.
     """
+    if split:
+        return arrays
+    labels = arrays.train_labels
     draw, test = np.random.RandomState(0), np.zeros(len(labels), dtype=bool)
-    for label, name in enumerate(names):
+    for label, name in enumerate(arrays.class_names):
         members = np.flatnonzero(labels == label)
         if len(members) < 2:
             raise DataError(f"{where}: class {name!r} has one image, not one to train and one to test; add images")
         count = min(max(1, round(fraction * len(members))), len(members) - 1)
         test[draw.permutation(members)[:count]] = True
-    return test
-
-
-def _with_channels(images: NDArray[Any]) -> NDArray[Any]:
-    return images[..., None] if images.ndim == 3 and images.dtype == np.uint8 else images
-
-
-def _flat(labels: NDArray[Any]) -> NDArray[Any]:
-    """Labels without the second axis of length 1 of MedMNIST's files."""
-    return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    return sources.dealt(arrays, arrays.train_images, labels, ~test, test)
 
 
 def _names(file: Path, given: NDArray[Any] | None, labels: NDArray[Any]) -> tuple[str, ...]:
     if given is not None:
-        if given.ndim != 1 or given.dtype.kind != "U":
-            raise DataError(f"{file}: class_names are {given.dtype} {list(given.shape)}; give texts, [C]")
-        return tuple(given.tolist())
+        return tuple(map(str, given.tolist()))
     if labels.dtype.kind not in "iu":
         raise DataError(f"{file}: train_labels are {labels.dtype}; give one integer per image, [N]")
     top = int(labels.max(initial=0))
@@ -209,16 +183,14 @@ def _parts(root: Path) -> Files:
     names = [name for name in PARTS if (root / name).is_dir()]
     if names == ["test"]:
         raise DataError(f"{root} has test but no train; add train/<class>/, or give <class>/ only")
-    classes = {name: _classes(root / name) for name in names or [""]}
+    classes = {}
+    for name in names or [""]:
+        inside = (path.name for path in (root / name).iterdir() if path.is_dir())
+        classes[name] = sorted(folder for folder in inside if not folder.startswith("."))
     if names and set(classes["train"]) != set(classes.get("test", classes["train"])):
         apart = sorted(set(classes["train"]) ^ set(classes["test"]))
         raise DataError(f"{root}: train and test need the same classes; only one has {', '.join(map(repr, apart))}")
     return {name: _images(root / name, own) for name, own in classes.items()}
-
-
-def _classes(place: Path) -> list[str]:
-    """The names of the folders in a folder, sorted."""
-    return sorted(path.name for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def _images(place: Path, names: list[str]) -> dict[str, list[Path]]:
@@ -228,15 +200,10 @@ def _images(place: Path, names: list[str]) -> dict[str, list[Path]]:
     found = {}
     for name in names:
         files = (file for file in (place / name).rglob("*") if file.suffix.lower() in SUFFIXES)
-        found[name] = sorted(file for file in files if not _hidden(file.relative_to(place)))
+        found[name] = sorted(file for file in files if "/." not in f"/{file.relative_to(place)}")  # without hidden ones
         if not found[name]:
             raise DataError(f"{place / name} has no images ({', '.join(SUFFIXES)}); add some, or remove the folder")
     return found
-
-
-def _hidden(path: Path) -> bool:
-    """Whether the file or one of the folders of a relative path is hidden."""
-    return any(part.startswith(".") for part in path.parts)
 
 
 def _digest(root: Path, parts: Files) -> str:
@@ -256,7 +223,7 @@ def _decoded(root: Path, parts: Files, side: int | None, test_fraction: float) -
     files = [[file for some in classes.values() for file in some] for classes in parts.values()]
     looks = {file: _looked_at(file) for some in files for file in some}
     channels = 1 if all(grey for grey, _ in looks.values()) else 3
-    width, height = (side, side) if side else _one_size(looks)
+    width, height = (side, side) if side else _one_size({file: size for file, (_, size) in looks.items()})
     needed = len(looks) * height * width * channels
     check_memory(str(root), {"side": side} if side else {}, needed, available_bytes(), processes=1)
     images = [np.empty((len(some), height, width, channels), dtype=np.uint8) for some in files]
@@ -284,14 +251,14 @@ def _looked_at(file: Path) -> tuple[bool, tuple[int, int]]:
     return mode in ("1", "L", "LA"), size
 
 
-def _one_size(looks: dict[Path, tuple[bool, tuple[int, int]]]) -> tuple[int, int]:
+def _one_size(sizes: dict[Path, tuple[int, int]]) -> tuple[int, int]:
     """Width and height of all images.
 
     Raises:
         DataError: sizes differ.
     """
-    _, first = next(iter(looks.values()))
-    for file, (_, size) in looks.items():
+    first = next(iter(sizes.values()))
+    for file, size in sizes.items():
         if size != first:
             raise DataError(
                 f"{file} has {size[0]} x {size[1]} pixels, the images before it {first[0]} x {first[1]}; give "

@@ -9,13 +9,12 @@ import random
 import socket
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.metadata import distribution
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -51,13 +50,7 @@ CLASS_COUNTS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "isic2018": ((261, 425, 873, 88, 889, 5363, 113), (66, 89, 226, 27, 224, 1342, 29)),
 }
 DEBIAN_FASHION_MNIST = "/usr/share/datasets/fashion-mnist"
-MNIST_MD5 = {
-    "train-images-idx3": "6bbc9ace898e44ae57da46a324031adb",
-    "train-labels-idx1": "a25bea736e30d166cdddb491f175f624",
-    "t10k-images-idx3": "2646ac647ad5339dbf082846283269ea",
-    "t10k-labels-idx1": "27ae3e4e09519cfbb04c629615203637",
-}
-"""MD5 of MNIST's unpacked files."""
+MNIST_PARTS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 ISIC_CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 FIELDS = ("train_images", "train_labels", "test_images", "test_labels", "class_names")
 """The arrays of a cache, and of ``Arrays``."""
@@ -92,16 +85,14 @@ class Arrays:
         object.__setattr__(self, "class_names", tuple(self.class_names))
         for part in ("train", "test"):
             images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
-            shapes = f"images and labels are {_shape(images)} and {_shape(labels)}"
             pictures = images.dtype == np.uint8 and images.ndim == 4 and images.shape[3] in (1, 3)
             vectors = images.dtype == np.float32 and images.ndim == 3
-            if not (pictures or vectors) or not images.size:
+            one_each = labels.dtype.kind in "iu" and labels.shape == images.shape[:1]
+            if not (pictures or vectors) or not images.size or not one_each:
                 raise ArraysError(
-                    f"{part} images must be uint8 [N, H, W, 1 or 3], or feature vectors float32 [N, versions, d]; "
-                    f"{shapes}"
+                    f"{part} images must be uint8 [N, H, W, 1 or 3], or feature vectors float32 [N, versions, d], and "
+                    f"{part} labels one integer per image; they are {_shape(images)} and {_shape(labels)}"
                 )
-            if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
-                raise ArraysError(f"{part} labels must be one integer per image; {shapes}")
             if labels.min() < 0 or labels.max() >= len(self.class_names):
                 raise ArraysError(
                     f"{part} labels must lie in 0..{len(self.class_names) - 1}, the class names; "
@@ -139,11 +130,7 @@ class FileLayout:
 
 
 def load(
-    name: str,
-    data_dir: Folder,
-    layouts: Sequence[FileLayout],
-    fetch: Callable[[Path], object] | None,
-    remedy: str,
+    name: str, data_dir: Folder, layouts: Sequence[FileLayout], fetch: Callable[[Path], object] | None, remedy: str
 ) -> Arrays:
     """Read ``<data_dir>/<name>.npz``, else the first complete layout, else download.
 
@@ -210,9 +197,8 @@ def channel_moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...
             row += np.bincount(images[start : start + 256, ..., channel].ravel(), minlength=256)
     shares, values = counts / counts.sum(axis=1, keepdims=True), np.arange(256) / 255
     means = shares @ values
-    deviations = np.sqrt((shares * (values - means[:, None]) ** 2).sum(axis=1))
-    rounded = deviations.round(6)
-    return tuple(means.round(6).tolist()), tuple(np.where(rounded > 0, rounded, 1.0).tolist())
+    deviations = np.sqrt((shares * (values - means[:, None]) ** 2).sum(axis=1)).round(6)
+    return tuple(means.round(6).tolist()), tuple(np.where(deviations > 0, deviations, 1.0).tolist())
 
 
 def _downloaded(name: str, layout: FileLayout, fetch: Callable[[Path], object], root: Path) -> Arrays:
@@ -337,55 +323,45 @@ def svhn(data_dir: Folder) -> Arrays:
 
 
 def mnist(data_dir: Folder) -> Arrays:
-    """Read MNIST, 60 000 + 10 000 images 28x28x1 in original order; the files' content must be the published one."""
-    return _mnist("MNIST", data_dir, tuple("0123456789"), MNIST_MD5)
+    """Read MNIST, 60 000 + 10 000 images 28x28x1 in original order."""
+    return _mnist("MNIST", data_dir, tuple("0123456789"))
 
 
 def fashion_mnist(data_dir: Folder) -> Arrays:
     """Read Fashion-MNIST, 60 000 + 10 000 images 28x28x1 in original order; also finds Debian's package."""
     from torchvision.datasets import FashionMNIST
 
-    debian = [DEBIAN_FASHION_MNIST + "/{}-ubyte.gz"]
-    return _mnist("FashionMNIST", data_dir, FashionMNIST.classes, more=debian)
+    return _mnist("FashionMNIST", data_dir, FashionMNIST.classes, [DEBIAN_FASHION_MNIST + "/{}-ubyte.gz"])
 
 
-def _mnist(
-    kind: str,
-    data_dir: Folder,
-    classes: Sequence[str],
-    md5: Mapping[str, str] = MappingProxyType({}),
-    more: Sequence[str] = (),
-) -> Arrays:
+def _mnist(kind: str, data_dir: Folder, classes: Sequence[str], more: Sequence[str] = ()) -> Arrays:
     """Read a data set in MNIST's four files, gzipped or not.
 
     Args:
         kind: torchvision's class, which downloads it.
         data_dir: see ``load``.
         classes: the classes' names.
-        md5: MD5 of the files' content by part, where it is checked.
         more: where else a file may lie, with ``{}`` for the part.
     """
     from torchvision import datasets
 
     def read(root: Path, files: list[Path]) -> Content:
-        arrays = [_idx(file, md5.get(part)) for file, part in zip(files, MNIST_MD5, strict=True)]
-        return arrays[0][..., None], arrays[1], arrays[2][..., None], arrays[3], classes
+        train, train_labels, test, test_labels = map(_idx, files)
+        return train[..., None], train_labels, test[..., None], test_labels, classes
 
     places = [f"{kind}/raw/{{}}-ubyte", f"{kind}/raw/{{}}-ubyte.gz", *more]
     return load(
         kind.lower().replace("fashion", "fashion_"),
         data_dir,
-        [FileLayout(tuple(place.format(part) for part in MNIST_MD5), read) for place in places],
+        [FileLayout(tuple(place.format(part) for part in MNIST_PARTS), read) for place in places],
         lambda root: getattr(datasets, kind)(root, download=True),
         f"Run torchvision.datasets.{kind}('.', download=True) where there is a network and copy {kind}",
     )
 
 
-def _idx(file: Path, md5: str | None) -> NDArray[np.uint8]:
-    """Read an IDX file of bytes, gzipped or not; its content must have the MD5, if one is given."""
+def _idx(file: Path) -> NDArray[np.uint8]:
+    """Read an IDX file of bytes, gzipped or not."""
     data = gzip.decompress(read_bytes(file)) if file.suffix == ".gz" else read_bytes(file)
-    if md5 and (found := hashlib.md5(data, usedforsecurity=False).hexdigest()) != md5:
-        raise DataError(f"the content of {file.name} has the MD5 {found} instead of {md5}")
     start, kind, axes = struct.unpack_from(">HBB", data)
     if (start, kind) != (0, 8):
         raise DataError(f"{file.name} is not an IDX file of bytes")

@@ -58,11 +58,8 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
             clients,
             rng,
             split=split,
-            labelled_clients=options["labelled_clients"],
-            picked=options["picked"],
             rule=options["labelled_pick"],
-            labelled_from=options["labelled_from"],
-            labelled_histogram=options["labelled_histogram"],
+            **{name: options[name] for name in ("labelled_clients", "picked", "labelled_from", "labelled_histogram")},
         )
         always_equal = options["split_seed"] is not None and options["labelled_pick"] != "random"
         return _with_enough_labels(options, labels, draw_one, draws=1 if always_equal else MAX_DRAWS)
@@ -82,18 +79,15 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
             shuffle_pool=not in_order,
             order="class" if by_class else "dataset",
         )
-    if scenario == "server" and options["num_labels"]:
+    if options["num_labels"]:
         return labels_at_server(
             labels, clients, rng, split=split, num_labels=options["num_labels"], shuffle_pool=not in_order
         )
-    raise ConfigError(
-        f"scenario {scenario!r} with num_labels={options['num_labels']}: choose partial_clients, all_clients or "
-        "server (which needs num_labels)"
-    )
+    raise ConfigError("scenario 'server', which needs num_labels: give data.num_labels, or choose another scenario")
 
 
 def _with_enough_labels(
-    options: Options, labels: Positions, draw_one: Callable[[], Partition], draws: int = MAX_DRAWS
+    options: Options, labels: Positions, draw_one: Callable[[], Partition], draws: int
 ) -> Partition:
     """Draw until the labelled clients together hold ``labelled_min_per_class`` images of every class.
 
@@ -111,7 +105,7 @@ def _with_enough_labels(
     most = np.bincount(labels).min()
     for redraws in range(draws if most >= least else 0):
         partition = draw_one()
-        own = labels[np.concatenate(partition.labelled[:counted])]
+        own = labels[np.concatenate([partition.labelled[k] for k in range(counted)])]
         if np.bincount(own, minlength=labels.max() + 1).min() >= least:
             return replace(partition, redraws=redraws) if redraws else partition
     found = f"they did in none of {draws} partitions" if draws > 1 else "they do not in the only one that can be drawn"
@@ -126,11 +120,9 @@ def _with_enough_labels(
 def split_rule(options: Options, kind: str) -> Split:
     """Return the split of this kind, with its options and its own generator if it has one."""
     rule, seed = _rule(options, kind), options["split_seed"]
-
-    def seeded(labels: Positions, num_clients: int, *, rng: np.random.RandomState) -> list[Positions]:
-        return rule(labels, num_clients, rng=np.random.RandomState(seed))
-
-    return rule if seed is None else seeded
+    if seed is None:
+        return rule
+    return lambda labels, num_clients, *, rng: rule(labels, num_clients, rng=np.random.RandomState(seed))
 
 
 def _rule(options: Options, kind: str) -> Split:
@@ -173,18 +165,14 @@ def validation_images(options: Options, images: int, seed: int, tested: Position
     count = options["validation"]
     if not count:
         return NOTHING
-    if count < len(tested):
+    if options["partition_file"] or not len(tested) <= count < images:
         raise ConfigError(
-            f"data.balanced_holdout={len(tested)}: these images are among those of data.validation={count}: increase "
-            "that or leave it out"
-        )
-    if options["partition_file"] or count >= images:
-        raise ConfigError(
-            f"data.validation={count}: give a number below the {images} training images, and no data.partition_file"
+            f"data.validation={count}: give a number below the {images} training images that holds the "
+            f"{len(tested)} of data.balanced_holdout, and no data.partition_file"
         )
     generator = streams.generator(seed, "validation")
     shuffled = torch.randperm(images, generator=generator).numpy()
-    others = shuffled[~np.isin(shuffled, tested)] if len(tested) else shuffled
+    others = shuffled[~np.isin(shuffled, tested)]
     return np.sort(others[: count - len(tested)])
 
 

@@ -2,12 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from datamodules.common.errors import DataError
 
 Positions = NDArray[np.int64]
 
@@ -29,21 +26,12 @@ class Lists(Sequence[Positions]):
 
     @classmethod
     def of(cls, parts: Sequence[ArrayLike]) -> "Lists":
-        """Copy lists of integers.
-
-        Raises:
-            DataError: one is not a list of integers.
-        """
+        """Copy lists of integers."""
         if isinstance(parts, Lists):
             return parts
-        arrays = [np.asarray(part) for part in parts]
-        for array in arrays:
-            if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-                raise DataError(f"positions must be a list of integers, got {array.dtype} {array.shape}")
-        filled = [array for array in arrays if array.size]  # an empty list may have a float dtype
-        flat = np.concatenate(filled).astype(np.int64) if filled else np.empty(0, dtype=np.int64)
+        arrays = [np.asarray(part, dtype=np.int64) for part in parts]
         lengths = np.fromiter(map(len, arrays), dtype=np.int64, count=len(arrays))
-        return cls(flat, np.concatenate(([0], np.cumsum(lengths))))
+        return cls(np.concatenate([NOTHING, *arrays]), np.concatenate(([0], np.cumsum(lengths))))
 
     @property
     def lengths(self) -> Positions:
@@ -62,15 +50,7 @@ class Lists(Sequence[Positions]):
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    @overload
-    def __getitem__(self, number: int) -> Positions: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> list[Positions]: ...
-
-    def __getitem__(self, number: int | slice) -> Positions | list[Positions]:
-        if isinstance(number, slice):
-            return [self[k] for k in range(*number.indices(len(self)))]
+    def __getitem__(self, number: int) -> Positions:  # type: ignore[override]
         k = range(len(self))[number]
         return self.flat[self.starts[k] : self.starts[k + 1]]
 

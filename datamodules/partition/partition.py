@@ -42,17 +42,11 @@ class Partition:
     redraws: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.labelled) != len(self.unlabelled):
-            raise DataError(
-                "a partition needs one labelled and one unlabelled list per client, "
-                f"got {len(self.labelled)} and {len(self.unlabelled)}"
-            )
-        object.__setattr__(self, "labelled", Lists.of(self.labelled))
-        object.__setattr__(self, "unlabelled", Lists.of(self.unlabelled))
-        object.__setattr__(self, "server", _positions(self.server))
-        object.__setattr__(self, "pool", _positions(self.pool))
-        if self.labelled_pool is not None:
-            object.__setattr__(self, "labelled_pool", _positions(self.labelled_pool))
+        for field in ("labelled", "unlabelled"):
+            object.__setattr__(self, field, Lists.of(getattr(self, field)))
+        for field in ("server", "pool", "labelled_pool"):
+            if getattr(self, field) is not None:
+                object.__setattr__(self, field, Lists.of([getattr(self, field)])[0])
 
     @property
     def num_clients(self) -> int:
@@ -72,29 +66,24 @@ class Partition:
         """Check the partition against a train set of ``num_samples``.
 
         Raises:
-            DataError: a position does not exist, a sample has two owners or two roles, or a pool contains a sample
-                twice, contains one of the other kind, or misses one that a client has.
+            DataError: a position does not exist, a sample has two owners or two roles, or the unlabelled pool has one
+                that is labelled, or misses one that a client has.
         """
         labelled, unlabelled = Lists.of(self.labelled).flat, Lists.of(self.unlabelled).flat
-        drawn = labelled if self.labelled_pool is None else self.labelled_pool
-        every = np.concatenate([labelled, unlabelled, self.server, self.pool, drawn])
+        every = np.concatenate([labelled, unlabelled, self.server, self.pool])
         outside = every[(every < 0) | (every >= num_samples)]
         if len(outside):
             raise DataError(
                 f"the partition was made for another data set: it assigns position {outside[0]}, but there are "
                 f"{num_samples} samples"
             )
-        own, others, server, pool, all_drawn = (
-            np.bincount(part, minlength=num_samples) for part in (labelled, unlabelled, self.server, self.pool, drawn)
+        own, others, server, pool = (
+            np.bincount(part, minlength=num_samples) for part in (labelled, unlabelled, self.server, self.pool)
         )
         problems = {
             "assigns sample {} twice": own + others + server > 1,
-            "has sample {} in the unlabelled pool twice": pool > 1,
             "has sample {} in the unlabelled pool, although it is labelled": pool * (own + server) > 0,
             "does not have sample {} in the unlabelled pool, but a client has it": pool < others,
-            "has sample {} in the labelled pool twice": all_drawn > 1,
-            "has sample {} in both pools": all_drawn * pool > 0,
-            "does not have sample {} in the labelled pool, but a client has it": all_drawn < own,
         }
         for problem, wrong in problems.items():
             if wrong.any():
@@ -228,23 +217,13 @@ def unlabelled_sets(partition: Partition, union_mode: Union = "none") -> Lists:
     front: Sequence[Positions] = partition.labelled
     if union_mode == "code_index":
         stored = partition.labelled_pool
-        if stored is None:
+        if stored is None or len(stored) > len(partition.pool):
             raise DataError(
-                "union_mode code_index: this partition has no labelled pool in a stored order. Draw one (scenario "
-                "all_clients with num_labels; files saved by older versions do not have it either), or choose "
-                "union_mode labelled or none"
-            )
-        if len(stored) > len(partition.pool):
-            raise DataError(
-                f"union_mode code_index: {len(stored)} labelled samples, but only {len(partition.pool)} unlabelled "
-                "ones to replace them; choose union_mode labelled or none"
+                "union_mode code_index: this partition has no labelled pool in a stored order that is no larger than "
+                "the unlabelled one. Draw one (scenario all_clients with num_labels), or choose union_mode labelled or "
+                "none"
             )
         ascending = np.argsort(stored)
         places = (ascending[np.searchsorted(stored, part, sorter=ascending)] for part in partition.labelled)
         front = [partition.pool[place] for place in places]
     return Lists.of([np.concatenate(pair) for pair in zip(front, partition.unlabelled, strict=True)])
-
-
-def _positions(values: ArrayLike) -> Positions:
-    """Return a read-only int64 copy of a list of positions."""
-    return Lists.of([values])[0]

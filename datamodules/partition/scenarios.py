@@ -56,14 +56,10 @@ def labels_at_partial_clients(
             f"picked={picked} of {num_clients} clients leaves none: pick fewer, or leave labelled_from out"
         )
     if labelled_histogram is not None:
-        if picked != 1 or labelled_from is not None:
+        if picked != 1 or labelled_from is not None or num_clients == 1:
             raise ConfigError(
-                "labelled_histogram defines the only picked client: leave out labelled_from, and set picked=1"
-            )
-        if num_clients == 1:
-            raise ConfigError(
-                "labelled_histogram spreads all images but those of client 0 over the other clients, but num_clients=1 "
-                "leaves none: choose 2 or more, or leave it out"
+                "labelled_histogram defines the only picked client, and spreads all other images over the others: "
+                "leave out labelled_from, set picked=1, and have 2 clients or more"
             )
         parts = [_draw_histogram(labels, labelled_histogram, num_clients - 1, rng)]
     else:
@@ -84,13 +80,7 @@ def labels_at_partial_clients(
 
 
 def labels_at_server(
-    labels: ArrayLike,
-    num_clients: int,
-    rng: RandomState,
-    *,
-    split: Split,
-    num_labels: int,
-    shuffle_pool: bool = True,
+    labels: ArrayLike, num_clients: int, rng: RandomState, *, split: Split, num_labels: int, shuffle_pool: bool = True
 ) -> Partition:
     """Give the server ``num_labels`` class-balanced labelled samples and spread all others over the clients.
 
@@ -175,16 +165,13 @@ def labels_at_all_clients(
 
 def _draw_histogram(labels: Labels, counts: Sequence[int], others: int, rng: RandomState) -> Positions:
     members = class_members(labels)
-    given = f"data.labelled_histogram {list(counts)}"
-    if len(counts) != len(members):
-        raise DataError(f"{given} has {len(counts)} numbers for {len(members)} classes: give one for each")
-    for k, (count, most) in enumerate(zip(counts, map(len, members), strict=True)):
-        if not 0 <= count <= most:
-            raise DataError(f"{given} takes {count} images of class {k}: give 0 to {most}, as many as there are")
-    if not any(counts):
-        raise DataError(f"{given} leaves client 0 without an image: give at least one")
-    if (left := len(labels) - sum(counts)) < others:
-        raise DataError(f"{given} leaves {left} of {len(labels)} images to {others} other clients: give client 0 fewer")
+    most = list(map(len, members))
+    fits = len(counts) == len(most) and all(0 <= count <= there for count, there in zip(counts, most, strict=True))
+    if not fits or not 0 < sum(counts) <= len(labels) - others:
+        raise DataError(
+            f"data.labelled_histogram={list(counts)}: give a number of images for each class, up to {most}, one image "
+            f"at least, and leave {others} for the other clients"
+        )
     for positions in members:
         rng.shuffle(positions)
     return np.concatenate([positions[:n] for positions, n in zip(members, counts, strict=True)])

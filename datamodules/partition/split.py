@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
-import torch
 from numpy.random import RandomState
 from numpy.typing import ArrayLike, NDArray
 
-from datamodules.common.errors import ConfigError, DataError
+from datamodules.common.errors import DataError
 from datamodules.partition.lists import Lists, Positions
 
 Labels = NDArray[np.int64]
@@ -245,15 +244,8 @@ def _spread_classes(
 
 
 def _cuts(shares: NDArray[Any], below_cap: NDArray[np.bool_], size: int, rng: RandomState) -> Positions:
-    """Turn Dirichlet shares into the K - 1 cut points of a class of ``size`` > 0 samples.
-
-    Shares in float32, as drawn by torch, are normalised and summed in torch's order (FedDB, released code).
-    """
+    """Turn Dirichlet shares into the K - 1 cut points of a class of ``size`` > 0 samples."""
     shares = np.where(below_cap, shares, 0)
-    if shares.dtype == np.float32 and shares.sum() > 0:
-        narrow = torch.from_numpy(shares)
-        cuts: Positions = (torch.cumsum(narrow / narrow.sum(), 0) * size).long().numpy()[:-1]
-        return cuts
     total = shares.sum()
     if total > 0:
         shares = shares / total
@@ -307,11 +299,7 @@ def iid(
 
 
 def labelled_pool(
-    labels: ArrayLike,
-    per_class: int,
-    rng: RandomState | None = None,
-    *,
-    order: Literal["class", "dataset"] = "class",
+    labels: ArrayLike, per_class: int, rng: RandomState | None = None, *, order: Literal["class", "dataset"] = "class"
 ) -> tuple[Positions, Positions]:
     """Take ``per_class`` samples of every class as the labelled pool; the rest is the unlabelled pool.
 
@@ -343,13 +331,7 @@ def labelled_pool(
     return np.concatenate(labelled), np.sort(rest) if order == "dataset" else rest
 
 
-def pick_labelled(
-    parts: Sequence[Positions],
-    labels: ArrayLike,
-    rule: Rule = "all_classes_closest",
-    count: int = 1,
-    rng: RandomState | None = None,
-) -> Positions:
+def pick_labelled(parts: Sequence[Positions], labels: ArrayLike, rule: Rule, count: int, rng: RandomState) -> Positions:
     """Choose ``count`` clients to be labelled and return the order of clients that puts them first.
 
     The first choice is swapped with client 0, the second with the client then at 1, and so on; no other client moves.
@@ -368,7 +350,6 @@ def pick_labelled(
 
     Raises:
         DataError: ``count`` is not between 0 and K.
-        ConfigError: unknown rule, or no generator for ``random``.
     """
     if not 0 <= count <= len(parts):
         raise DataError(f"cannot choose {count} labelled clients out of {len(parts)}")
@@ -381,13 +362,8 @@ def pick_labelled(
         chosen = np.lexsort(np.array([distance, np.negative(owned)]))
     elif rule == "index0":
         chosen = np.arange(len(parts))
-    elif rule == "random" and rng is not None:
-        chosen = rng.permutation(len(parts))
     else:
-        raise ConfigError(
-            f"cannot choose labelled clients by the rule {rule!r}: use all_classes_closest, index0, or random "
-            "with a generator"
-        )
+        chosen = rng.permutation(len(parts))
     order, places = np.arange(len(parts)), np.arange(len(parts))
     for place, client in enumerate(chosen[:count]):
         away, other = order[place], places[client]
@@ -397,16 +373,14 @@ def pick_labelled(
 
 
 def check_labels(labels: ArrayLike, num_clients: int = 1) -> Labels:
-    """Return labels as int64 [N]; raise `DataError` if they are invalid or too few for the clients."""
-    array = np.asarray(labels)
-    if array.ndim != 1 or (len(array) and (array.dtype.kind not in "iu" or array.min() < 0)):
-        raise DataError(f"labels must be one list of class numbers from 0, got {array.dtype} {array.shape}")
+    """Return labels as int64 [N]; raise `DataError` if they are too few for the clients."""
+    array = np.asarray(labels, dtype=np.int64)
     if not 1 <= num_clients <= len(array):
         raise DataError(
             f"cannot spread {len(array)} samples over {num_clients} clients: choose at least one client, and have "
             "at least one sample per client"
         )
-    return array.astype(np.int64, copy=False)
+    return array
 
 
 def class_members(labels: Labels, num_classes: int | None = None) -> list[Positions]:

@@ -45,8 +45,7 @@ class Geometry:
     def prepare(self, images: Tensor) -> Tensor:
         """Lay out uint8 images [N, H, W, C] for cutting: uint8 [N, H', W', C'], contiguous, same device.
 
-        Raises `DataError` for images that are not uint8 [N, H, W, C], that are too small for this geometry,
-        or whose channels cannot be turned into `channels`.
+        Raises `DataError` for images that are not uint8 [N, H, W, C].
         """
         if images.dtype != torch.uint8 or images.ndim != 4:
             raise DataError(
@@ -57,12 +56,7 @@ class Geometry:
         if self.base is not None:
             images = self.base.prepare(images)
         images = self._lay_out(images)
-        if self.channels not in (None, images.shape[3]):
-            if images.shape[3] != 1:
-                raise DataError(
-                    f"{self}: images with {images.shape[3]} channels cannot become {self.channels}; "
-                    "only one-channel images can be repeated, leave channels unset for these"
-                )
+        if self.channels is not None:
             images = images.expand(-1, -1, -1, self.channels)
         return images.contiguous()
 
@@ -70,15 +64,8 @@ class Geometry:
         """Cut one window per entry of `index` (int64 [B], positions in `prepared`): uint8 [B, h, w, C]."""
         return prepared.index_select(0, index)
 
-    def extent(self, height: int, width: int) -> tuple[int, int]:
-        """Return height and width of prepared images from those of the stored ones."""
-        return self._extent(*(self.base.extent(height, width) if self.base is not None else (height, width)))
-
     def _lay_out(self, images: Tensor) -> Tensor:
         return images
-
-    def _extent(self, height: int, width: int) -> tuple[int, int]:
-        return height, width
 
 
 @dataclass(frozen=True)
@@ -90,9 +77,6 @@ class Resize(Geometry):
     def _lay_out(self, images: Tensor) -> Tensor:
         return images if self.size is None else resize(images, self.size)
 
-    def _extent(self, height: int, width: int) -> tuple[int, int]:
-        return (height, width) if self.size is None else (self.size, self.size)
-
 
 @dataclass(frozen=True)
 class Pad(Geometry):
@@ -102,9 +86,6 @@ class Pad(Geometry):
 
     def _lay_out(self, images: Tensor) -> Tensor:
         return zero_pad(images, self.pad)
-
-    def _extent(self, height: int, width: int) -> tuple[int, int]:
-        return height + 2 * self.pad, width + 2 * self.pad
 
 
 @dataclass(frozen=True)
@@ -133,40 +114,26 @@ class ZoomCrop(Geometry):
     def _lay_out(self, images: Tensor) -> Tensor:
         return resize(images, self.zoom)
 
-    def _extent(self, height: int, width: int) -> tuple[int, int]:
-        return self.zoom, self.zoom
-
 
 @dataclass(frozen=True)
 class PadCrop(Geometry):
     """Pad every side by `pad`, cut a window of the original size at a uniform position.
 
     The window is mirrored with probability `flip`; 0 draws no coin. `mode` is "reflect" (mirrored content,
-    border pixel not repeated) or "zero" (black). Raises `ConfigError` for another mode.
+    border pixel not repeated) or "zero" (black).
     """
 
     pad: int
     mode: Literal["reflect", "zero"]
     flip: float = 0.5
 
-    def __post_init__(self) -> None:
-        """Refuse an unknown padding mode."""
-        if self.mode not in ("reflect", "zero"):
-            raise ConfigError(f"{self}: unknown padding mode {self.mode!r}; use 'reflect' or 'zero'")
-
     def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None) -> Tensor:
         """Cut windows of the original size: uint8 [B, H, W, C]."""
-        height, width = (
-            prepared.shape[1] - 2 * self.pad,
-            prepared.shape[2] - 2 * self.pad,
-        )
+        height, width = (side - 2 * self.pad for side in prepared.shape[1:3])
         return random_windows(prepared, index, height, width, self.flip, generator)
 
     def _lay_out(self, images: Tensor) -> Tensor:
         return zero_pad(images, self.pad) if self.mode == "zero" else reflect_pad(images, self.pad)
-
-    def _extent(self, height: int, width: int) -> tuple[int, int]:
-        return height + 2 * self.pad, width + 2 * self.pad
 
 
 @dataclass(frozen=True)
@@ -247,14 +214,8 @@ def zero_pad(images: Tensor, pad: int) -> Tensor:
 def reflect_pad(images: Tensor, pad: int) -> Tensor:
     """Pad uint8 images [N, H, W, C] with `pad` mirrored pixels per side, border pixel not repeated.
 
-    Returns [N, H + 2 pad, W + 2 pad, C]. Raises `DataError` if the images have fewer than `pad` pixels beyond the
-    border to mirror.
+    Returns [N, H + 2 pad, W + 2 pad, C], for H and W above `pad`.
     """
-    if pad >= min(images.shape[1:3]):
-        raise DataError(
-            f"reflect_pad: images of {images.shape[1]}x{images.shape[2]} have no {pad} pixels beyond the "
-            "border to mirror; use a smaller pad or zero padding"
-        )
     for axis in (1, 2):
         last = images.shape[axis] - 1
         position = torch.arange(-pad, last + pad + 1, device=images.device).abs()
@@ -263,12 +224,7 @@ def reflect_pad(images: Tensor, pad: int) -> Tensor:
 
 
 def random_windows(
-    prepared: Tensor,
-    index: Tensor,
-    height: int,
-    width: int,
-    flip: float,
-    generator: torch.Generator | None,
+    prepared: Tensor, index: Tensor, height: int, width: int, flip: float, generator: torch.Generator | None
 ) -> Tensor:
     """Cut one uniformly placed window per image and mirror it with probability `flip`, in one gather.
 
@@ -291,10 +247,7 @@ def random_windows(
 
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Turn uint8 images [B, h, w, C] into (x / 255 - mean) / std: float32 [B, C, h, w], channels_last memory.
-
-    Raises `ConfigError` if the number of constants is neither one nor the number of channels.
-    """
+    """Turn uint8 images [B, h, w, C] into (x / 255 - mean) / std: float32 [B, C, h, w], channels_last memory."""
     count, height, width, channels = images.shape
     scale, shift = _scale_shift(mean, std, channels, width, images.device)
     rows = images.reshape(count * height, width * channels).to(torch.float32)
@@ -303,17 +256,8 @@ def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
 
 @lru_cache(maxsize=64)
 def _scale_shift(
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    channels: int,
-    width: int,
-    device: torch.device,
+    mean: tuple[float, ...], std: tuple[float, ...], channels: int, width: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    if {len(mean), len(std)} - {1, channels}:
-        raise ConfigError(
-            f"normalise: {len(mean)} means and {len(std)} deviations for {channels} channels; "
-            "give one value per channel, or one for all"
-        )
     centre, spread = (
         torch.tensor(v, dtype=torch.float64, device=device).expand(channels).repeat(width) for v in (mean, std)
     )

@@ -1,12 +1,14 @@
 """Checks that what a data set has read suits its class and the options of its views."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 from datamodules.common.errors import ConfigError, DataError
 from datamodules.common.memory import in_words
 from datamodules.io.sources import Arrays
-from datamodules.views.augment import Geometry
 from datamodules.views.pipelines import Views
 
 
@@ -26,28 +28,26 @@ def check_labels(name: str, arrays: Arrays, num_classes: int) -> None:
 
 def layout_bytes(arrays: Arrays, views: Views) -> int:
     """Compute the bytes of training and test images, laid out for the largest view."""
-    geometries = {name: view.geometry for name, view in views.items() if isinstance(view.geometry, Geometry)}
     needed = 0
-    for images, names in ((arrays.train_images, set(geometries) - {"test"}), (arrays.test_images, {"test"})):
-        if images.ndim == 4:
-            extents = [geometries[name].extent(*images.shape[1:3]) for name in names & set(geometries)]
-            needed += len(images) * 3 * max((height * width for height, width in extents), default=0)
+    for images, names in ((arrays.train_images, views.keys() - {"test"}), (arrays.test_images, {"test"})):
+        none = torch.from_numpy(images[:0])
+        laid_out = [views[name].geometry.prepare(none).shape[1:] for name in names] if images.ndim == 4 else []
+        needed += len(images) * max(map(math.prod, laid_out), default=0)
     return needed
 
 
-def check_border(arrays: Arrays, border: int, side: int, needed: int) -> None:
+def check_border(arrays: Arrays, border: int, side: int) -> None:
     """Refuse a border that does not give the network's input size, a square of ``side`` pixels.
 
     Raises:
-        ConfigError: gives the resulting size and bytes (``needed``).
+        ConfigError: gives the resulting size.
     """
     for part, images in (("training", arrays.train_images), ("test", arrays.test_images)):
         framed = [length + 2 * border for length in images.shape[1:3]]
         if images.ndim == 4 and framed != [side, side]:
             raise ConfigError(
-                f"data.border={border} makes {part} images of {framed[0]} x {framed[1]} pixels, {in_words(needed)} "
-                f"of memory in all, but the network takes {side} x {side}: choose a border that gives this size, "
-                "another --data.side, or no border"
+                f"data.border={border} makes {part} images of {framed[0]} x {framed[1]} pixels, but the network takes "
+                f"{side} x {side}: choose a border that gives this size, another --data.side, or no border"
             )
 
 
@@ -82,7 +82,5 @@ def check_grey(name: str, arrays: Arrays) -> None:
         ConfigError: an image has colour.
     """
     for images in (arrays.train_images, arrays.test_images):
-        for start in range(0, len(images) if images.ndim == 4 else 0, 256):
-            some = images[start : start + 256]
-            if (some != some[..., :1]).any():
-                raise ConfigError(f"data.channels=1 is for grey images, but some of {name} have colour: leave it out")
+        if images.ndim == 4 and (images != images[..., :1]).any():
+            raise ConfigError(f"data.channels=1 is for grey images, but some of {name} have colour: leave it out")

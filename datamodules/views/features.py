@@ -37,20 +37,14 @@ class FeatureView:
         """Return all samples' versions to choose from, float [N, V, d] (shares memory with ``stored``).
 
         Raises:
-            DataError: ``stored`` are not feature vectors, or there is no distorted copy.
+            DataError: ``stored`` are not feature vectors, or have too few versions.
         """
-        if not stored.is_floating_point() or stored.ndim != 3:
+        if stored.ndim != 3 or stored.shape[1] < (self.end or self.first + 1):
             raise DataError(
-                f"{self}: expected feature vectors, float [N, versions, d], got {stored.dtype} {list(stored.shape)}; "
-                "images need another data.pipeline"
+                f"{self}: expected feature vectors [N, versions, d] with all these versions, got {stored.dtype} "
+                f"{list(stored.shape)}; choose another data.pipeline"
             )
-        chosen = stored[:, self.first : self.end]
-        if chosen.shape[1] < (self.end or self.first + 1) - self.first:
-            raise DataError(
-                f"{self}: only {stored.shape[1]} version(s) of each sample are stored, no distorted copy for "
-                "this view; choose another data.pipeline"
-            )
-        return chosen
+        return stored[:, self.first : self.end]
 
     def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Return feature vectors float [B, d] of samples ``index`` (int64 [B]), with versions drawn by the generator.

@@ -2,39 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from datamodules.common import streams as random_streams
 from datamodules.common.errors import ConfigError
-from datamodules.partition.sites import SiteData, Sites
-from datamodules.views.batches import Batch, TakesViews, epoch
+from datamodules.partition.sites import SiteData
+from datamodules.views.batches import Batch, epoch
 
 
-class Fitted(TakesViews, Protocol):
-    """A data module that a ``Trainer`` uses, see ``FSSLDataModule``."""
-
-    trainer: Any
-    device: torch.device
-    clients: Sites
-    test_labels: Tensor
-
-    @property
-    def hparams(self) -> Any:
-        """The constructor's arguments."""
-
-    @property
-    def server(self) -> SiteData:
-        """What the server holds."""
-
-    def test_blocks(self, size: int) -> Iterator[tuple[int, Callable[[], Tensor]]]:
-        """Numbered blocks of test views."""
-
-
-def train_loader(data: Fitted) -> DataLoader[Batch]:
+def train_loader(data: Any) -> DataLoader[Batch]:
     """All clients' and the server's training data, in the streams that the trainer's method names.
 
     Raises:
@@ -50,13 +29,13 @@ def train_loader(data: Fitted) -> DataLoader[Batch]:
         return random_streams.generator(data.hparams.run_seed, purpose, number, device=device)
 
     def batches() -> Iterator[Batch]:
-        for batch in epoch(streams, data, partial(generator, data.trainer.current_epoch)):
+        for batch in epoch(streams, data, partial(generator, method.current_epoch)):
             yield _Part({name: _Part(samples) for name, samples in batch.items()})
 
     return DataLoader(_Batches(batches), batch_size=None)
 
 
-def test_loader(data: Fitted) -> DataLoader[Batch]:
+def test_loader(data: Any) -> DataLoader[Batch]:
     """Test views ``x`` and labels ``y`` in batches of the method's ``eval_batch``.
 
     Raises:
@@ -71,7 +50,7 @@ def test_loader(data: Fitted) -> DataLoader[Batch]:
     return DataLoader(_Batches(batches), batch_size=None)
 
 
-def _fitted(data: Fitted) -> Any:
+def _fitted(data: Any) -> Any:
     """The method of the ``Trainer`` that uses the data."""
     method = getattr(data.trainer, "lightning_module", None)
     if not hasattr(method, "streams"):

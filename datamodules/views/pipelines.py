@@ -123,17 +123,11 @@ def feature_copies(look: Look) -> dict[str, FeatureView]:
     return {"weak": weak, "strong": FeatureView(1 + WEAK_COPIES, None), "cutout": weak, "test": FeatureView()}
 
 
-PIPELINES: dict[str, Pipeline] = {
-    "zoom_crop_flip": zoom_crop_flip,
-    "pad_crop_flip": pad_crop_flip,
-    "randaugment_uniform": randaugment_uniform,
-    "randaugment_maximal": randaugment_maximal,
-    "randaugment_levels": randaugment_levels,
-    "randaugment_levels_cutout": randaugment_levels_cutout,
-    "randaugment_grid": randaugment_grid,
-    "feature_versions": feature_versions,
-    "feature_copies": feature_copies,
-}
+_OF_IMAGES: tuple[Pipeline, ...] = (
+    zoom_crop_flip, pad_crop_flip, randaugment_uniform, randaugment_maximal, randaugment_levels,
+    randaugment_levels_cutout, randaugment_grid,
+)  # fmt: skip
+PIPELINES = {made.__name__: made for made in (*_OF_IMAGES, feature_versions, feature_copies)}
 
 
 def views(name: str, look: Look) -> Views:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datamodules.common.errors import DataError
 from datamodules.views.pixelops import GREY, OPS, affine, box, constant
 
 Law = Callable[[Tensor, Tensor], Tensor]
@@ -51,14 +50,6 @@ def large_box(u: Tensor, coin: Tensor) -> Tensor:
     return torch.stack((u, coin, torch.full_like(u, 40 / 32)), 1)
 
 
-def _check(images: Tensor) -> None:
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != 3:
-        raise DataError(
-            f"strong view: expected 8-bit images [B, h, w, 3], got {images.dtype} {list(images.shape)}; "
-            "give the geometry channels=3 for one-channel images"
-        )
-
-
 @dataclass(frozen=True)
 class RandomBox:
     """A box painted on every image (a `Transform`).
@@ -73,8 +64,7 @@ class RandomBox:
     first: float = 0.0
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Paint uint8 images [B, h, w, 3]; raises `DataError` for images of another kind."""
-        _check(images)
+        """Paint uint8 images [B, h, w, 3]."""
         u = torch.rand(len(images), 3, generator=generator, dtype=torch.float64, device=images.device)
         start = constant((self.first, self.first, self.smallest), images.device)
         end = constant((1.0, 1.0, self.largest), images.device)
@@ -108,8 +98,7 @@ class RandAugment:
     n: int
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Augment uint8 images [B, h, w, 3]; raises `DataError` for images of another kind."""
-        _check(images)
+        """Augment uint8 images [B, h, w, 3]."""
         entries, count, device = self.pool.entries, len(images), images.device
         shape = (3, self.n, count)
         u, coin, chance = torch.rand(shape, generator=generator, dtype=torch.float64, device=device).unbind()

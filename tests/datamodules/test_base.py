@@ -80,14 +80,6 @@ def test_blocks_of_views_have_bounded_pixels():
     assert [Digits(side=side).block for side in (8, 32, 64, 224, 2048)] == [1024, 1024, 256, 20, 1]
 
 
-def test_a_subclass_must_read():
-    class Nothing(FSSLDataModule):
-        num_classes, mean, std = 2, (0.5,), (0.5,)
-
-    with pytest.raises(DataError, match=r"Nothing must define read\(\) -> Arrays"):
-        Nothing().setup()
-
-
 def test_the_length_of_feature_vectors_is_measured():
     """A network is built for it, so both parts have the same."""
     shaped = {"num_clients": 2, "partition": "iid", "pipeline": "feature_versions"}
@@ -124,23 +116,6 @@ def test_overwriting_takes_the_form_of_what_is_stored():
     assert data.train_images.any()
     with pytest.raises(ConfigError, match="setup"):
         Digits().overwrite()
-
-
-def test_setup_is_done_once():
-    class Counts(Digits):
-        reads = 0
-
-        def read(self):
-            Counts.reads += 1
-            return super().read()
-
-    data = Counts(num_clients=3, partition="iid")
-    data.setup()
-    partition, train, site = data.partition, data.train_images, data.client(0)
-    data.setup("fit")
-    data.setup("test")
-    assert Counts.reads == 1
-    assert data.partition is partition and data.train_images is train and data.client(0).labelled.equal(site.labelled)
 
 
 # --- who holds what
@@ -188,17 +163,6 @@ def test_a_batch_holds_no_hidden_label(scenario, method):
     assert seen
 
 
-def test_a_partition_can_be_taken_along(tmp_path):
-    data = make_data()
-    file = tmp_path / "partition.json"
-    data.partition.save(file)
-    taken = make_data(partition_file=str(file), num_clients=data.num_clients, partition_seed=5)
-    assert taken.partition.hash == data.partition.hash
-    assert taken.num_clients == data.num_clients
-    with pytest.raises(DataError, match=rf"{data.num_clients} clients; give --data\.num_clients {data.num_clients}"):
-        make_data(partition_file=str(file), num_clients=3)
-
-
 def test_an_exported_partition_knows_its_images(tmp_path):
     """As many images in another order are another data set."""
     data, file = make_data(), str(tmp_path / "partition.json")
@@ -206,6 +170,8 @@ def test_an_exported_partition_knows_its_images(tmp_path):
     assert make_data(partition_file=file).partition.hash == data.partition.hash
     with pytest.raises(DataError, match=r"partition\.json: DataError: .* another order of it: labels differ"):
         make_data(partition_file=file, split="random80")
+    with pytest.raises(DataError, match=rf"{data.num_clients} clients; give --data\.num_clients {data.num_clients}"):
+        make_data(partition_file=file, num_clients=3)
 
 
 def test_the_partition_follows_its_seed_or_that_of_the_run():
@@ -271,17 +237,6 @@ def test_balanced_images_of_nobody_can_be_tested_on_instead(scenario, validation
     torch.testing.assert_close(block(), shown)
 
 
-def test_a_partition_stream_changes_the_partition_and_not_the_test_set():
-    """Two settings of equally large data sets share their partitions seed by seed, unless their streams have names."""
-    plain, *others = (make_data(split="random80", partition_stream=name) for name in (None, "a/clients", "b/clients"))
-    assert len({data.partition.hash for data in (plain, *others)}) == 3
-    assert all(torch.equal(data.test_labels, plain.test_labels) for data in others)
-    again = make_data(split="random80", partition_stream="a/clients")
-    assert again.partition.hash == others[0].partition.hash
-    seeds = {make_data(partition_stream="a", partition_seed=None, run_seed=seed).partition.hash for seed in (1, 2)}
-    assert len(seeds) == 2
-
-
 @pytest.mark.parametrize("share", [1.0, -0.1, 0.99, 1e-9])
 def test_a_holdout_leaves_every_site_a_label(share):
     with pytest.raises(ConfigError, match="labelled_holdout"):
@@ -294,29 +249,6 @@ def sites(data):
 
 def labelled_images(data):
     return sum(len(site.labelled) for site in sites(data))
-
-
-def test_labelled_images_can_join_the_unlabelled_ones():
-    plain, joined, released = (make_data("all_clients", union_mode=m) for m in ("none", "labelled", "code_index"))
-    assert plain.partition.hash == joined.partition.hash == released.partition.hash
-    pool = set(plain.pool().tolist())
-    for k in range(plain.num_clients):
-        own, labelled = plain.client(k).unlabelled, plain.client(k).labelled
-        assert torch.equal(joined.client(k).unlabelled, torch.cat([labelled, own]))
-        added, rest = released.client(k).unlabelled.split([len(labelled), len(own)])
-        assert set(added.tolist()) <= pool
-        assert torch.equal(rest, own)
-        assert torch.equal(joined.client(k).labels, plain.client(k).labels)
-
-
-def test_without_shuffles_a_client_is_ordered_by_class():
-    options = {"num_clients": 6, "num_labels": 100, "partition": "dirichlet", "beta": 0.3, "min_size": 1}
-    for shuffle in (True, False):
-        data = Digits(scenario="all_clients", pipeline="pad_crop_flip", shuffle=shuffle, **options)
-        data.setup()
-        labels = [true_labels(data)[data.client(k).unlabelled].tolist() for k in range(6)]
-        assert all(values == sorted(values) for values in labels) is not shuffle
-        assert [data.client(k).labels.unique().tolist() for k in range(6)] != [sorted({*v}) for v in labels]
 
 
 @pytest.mark.parametrize(
@@ -366,14 +298,6 @@ def test_test_images_can_be_normalised_by_constants_of_their_own(digits):
     assert torch.equal(next(iter(same.test_blocks(4)))[1](), next(iter(plain.test_blocks(4)))[1]())
 
 
-def test_random_views_follow_their_generator():
-    data, index = make_data(), torch.arange(40)
-    first, same, other = (data.take("weak", index, generator(seed, "augment")) for seed in (0, 0, 1))
-    assert torch.equal(first, same)
-    assert not torch.equal(first, other)
-    assert first.shape == (40, 3, 32, 32)
-
-
 @pytest.mark.parametrize("size", [1, 100, 360, 1000])
 def test_blocks_of_test_images_come_in_order(size, digits):
     data = make_data()
@@ -394,13 +318,6 @@ def test_placing_changes_the_type_of_views_and_nothing_else():
     assert torch.equal(data.client(0).labels, true_labels(data)[data.client(0).labelled])
 
 
-def test_another_size():
-    data = make_data(side=16, zoom=20)
-    assert data.image_size == 16
-    assert data.take("weak", torch.arange(2), generator(0, "a")).shape == (2, 3, 16, 16)
-    assert next(data.test_blocks(7))[1]().shape == (7, 3, 16, 16)
-
-
 def test_training_images_are_enlarged_in_proportion():
     """By a quarter, unless the data set says otherwise; whatever the side of the input is."""
 
@@ -417,37 +334,13 @@ def test_training_images_are_enlarged_in_proportion():
     assert (zoom(Large()), zoom(Close()), zoom(Close(side=64))) == (80, 36, 72)
 
 
-def test_sites_are_known_after_setup(tmp_path):
-    asked = (
-        lambda data: data.client(0),
-        lambda data: data.server,
-        lambda data: data.num_clients,
-        lambda data: data.class_counts("all"),
-        lambda data: data.pool(),
-        lambda data: data.roster(0),
-        lambda data: data.take("test", torch.arange(2)),
-        lambda data: next(data.test_blocks(5)),
-        lambda data: data.export(tmp_path / "partition.json"),
-    )
-    for ask in asked:
-        with pytest.raises(ConfigError, match=r"Digits knows its clients after setup\(\)"):
-            ask(Digits())
-        ask(make_data())
-
-
 def test_a_client_is_one_of_those_that_there_are():
     data = make_data()
+    with pytest.raises(ConfigError, match=r"Digits knows its clients after setup\(\)"):
+        Digits().client(0)
     for wrong in (-1, data.num_clients):
         with pytest.raises(ConfigError, match=rf"no client {wrong}: choose 0 to {data.num_clients - 1}; the server is"):
             data.client(wrong)
-
-
-@pytest.mark.parametrize("classes", [None, 4])
-def test_images_of_classes_that_are_not_split_go_to_nobody(classes, digits):
-    data = Digits(num_clients=4, labelled_clients=4, split_classes=classes)
-    data.setup()
-    held = sorted(i for part in data.partition.labelled for i in part.tolist())
-    assert held == [i for i, y in enumerate(digits.train_labels.tolist()) if y < (classes or 10)]
 
 
 def test_pooled_labels_make_every_client_a_labelled_one():

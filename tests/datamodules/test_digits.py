@@ -36,16 +36,13 @@ def test_images_are_the_enlarged_originals_in_their_order():
     small = torch.from_numpy(original.images)[:, None] * 255 / 16
     large = torch.nn.functional.interpolate(small, size=32, mode="bilinear")[:, 0].numpy()
     used = []
-    for images, labels in (
-        (arrays.train_images, arrays.train_labels),
-        (arrays.test_images, arrays.test_labels),
-    ):
-        nearest = [int(abs(large - image).max(axis=(1, 2)).argmin()) for image in images[:50, ..., 0]]
-        assert abs(large[nearest] - images[:50, ..., 0]).max() <= 1.5  # rounding to grey levels, twice
-        assert original.target[nearest].tolist() == labels[:50].tolist()
+    for images, labels in ((arrays.train_images, arrays.train_labels), (arrays.test_images, arrays.test_labels)):
+        nearest = [int(abs(large - image).max(axis=(1, 2)).argmin()) for image in images[:20, ..., 0]]
+        assert abs(large[nearest] - images[:20, ..., 0]).max() <= 1.5  # rounding to grey levels, twice
+        assert original.target[nearest].tolist() == labels[:20].tolist()
         assert nearest == sorted(set(nearest))
         used += nearest
-    assert len(set(used)) == 100
+    assert len(set(used)) == 40
 
 
 def test_what_one_reader_changes_no_other_sees():

@@ -8,13 +8,14 @@ from benchmark.registry import KINDS, find_class
 from datamodules.common.errors import ConfigError
 from federations import few_data, make_data, make_method
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+
 
 def trainer(**options):
     quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     return L.Trainer(accelerator="cpu", devices=1, **dict.fromkeys(quiet, False), **options)
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
 def test_fedavg_in_a_plain_trainer():
     """Two epochs of ordinary centralised training, in another order each, and a test accuracy."""
     data, seen = few_data(5), []
@@ -36,7 +37,6 @@ def test_fedavg_in_a_plain_trainer():
     assert result["acc"] == pytest.approx(float((predicted == data.test_labels).float().mean()) * 100, rel=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
 def test_batches_of_a_plain_trainer_follow_the_runs_seed_and_the_epoch(tmp_path):
     """Another seed, another order of the same clients' images; a resumed fit sees what it would have seen."""
 
@@ -68,7 +68,6 @@ def test_loaders_need_a_trainer_that_fits_a_method():
             loader()
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
 def test_a_method_with_unlabelled_data_and_a_teacher_in_a_plain_trainer():
     """Labels cycle beside the unlabelled images; the teacher takes one step per batch."""
     data, method = few_data(5, 1), make_method("fed_consist", warmup_rounds=0)
@@ -82,7 +81,6 @@ def test_a_method_with_unlabelled_data_and_a_teacher_in_a_plain_trainer():
     assert all(bool(torch.isfinite(value).all()) for value in after.values())
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
 def test_a_plain_trainer_sees_revealed_labels_and_the_methods_test_batches():
     """The upper bound trains on them; batches of the test matter to networks that normalise with them."""
     options = {"num_labels": 60, "hidden_labels": "revealed", "pipeline": "randaugment_levels_cutout"}
@@ -103,7 +101,6 @@ def test_a_plain_trainer_sees_revealed_labels_and_the_methods_test_batches():
     assert sizes == [40, 40, 10]
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
 @pytest.mark.parametrize("name", ["semifl", "feddb", "fl2"])
 def test_pseudo_labels_of_a_visit_are_missing_in_a_plain_trainer_and_one_error_says_so(name):
     """They are made at the start of a client's visit, which a plain Trainer does not have."""

@@ -3,7 +3,7 @@
 import pytest
 
 from datamodules.common import system
-from datamodules.common.memory import available_bytes, in_words
+from datamodules.common.memory import available_bytes
 
 
 @pytest.fixture
@@ -51,10 +51,7 @@ def test_a_job_may_have_less(machine, line, group, limit, usage):
 
 @pytest.mark.parametrize(
     ("group", "limit", "usage", "prefix"),
-    [
-        ("", "memory.max", "memory.current", ""),
-        ("memory/", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
-    ],
+    [("", "memory.max", "memory.current", ""), ("memory/", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")],
 )
 def test_files_that_a_container_has_read_do_not_fill_it(machine, group, limit, usage, prefix):
     """Their memory is given up when a program asks for it."""
@@ -71,8 +68,3 @@ def test_files_that_a_container_has_read_do_not_fill_it(machine, group, limit, u
 def test_a_system_that_does_not_say(tmp_path, monkeypatch):
     monkeypatch.setattr(system, "ROOT", tmp_path)
     assert available_bytes() is None
-
-
-@pytest.mark.parametrize(("amount", "words"), [(4e8, "0.4 GB"), (2.26e9, "2.3 GB"), (4e12, "4,000 GB")])
-def test_amounts_for_people(amount, words):
-    assert in_words(amount) == words

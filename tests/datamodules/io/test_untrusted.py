@@ -18,11 +18,7 @@ from datamodules.mnist import MNIST
 from datamodules.npz import Npz
 from datamodules.partition.partition import Partition
 
-PICTURES = {
-    Folder: "pictures/{}/one.png",
-    CINIC10: "cinic10/{}/one.png",
-    ISIC2018: "isic2018/one.jpg",
-}
+PICTURES = {Folder: "pictures/{}/one.png", CINIC10: "cinic10/{}/one.png", ISIC2018: "isic2018/one.jpg"}
 FILES = {
     "images in a file": (Npz, {"file": "x.npz"}, "x.npz"),
     "a folder's image": (Folder, {"root": "pictures"}, "pictures/a/x.png"),

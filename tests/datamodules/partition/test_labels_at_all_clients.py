@@ -13,7 +13,6 @@ from datamodules.digits import Digits
 from datamodules.fashion_mnist import FashionMNIST
 from datamodules.io.sources import Arrays
 from datamodules.partition.partition import Partition, labelled_sets
-from datamodules.partition.scenarios import labels_at_all_clients
 from datamodules.partition.split import dirichlet, iid
 from datamodules.views import pipelines
 from datamodules.views.pipelines import Look
@@ -97,26 +96,6 @@ def test_settings_position_by_position(labelled: str, unlabelled: str) -> None:
         assert ours.unlabelled[k].tolist() == second[k].tolist()
 
 
-def test_sanity_ranges_of_the_sheet() -> None:
-    """Sizes and present classes, over three seeds."""
-    for seed in range(3):
-        iid_dir = make(seed, labelled_partition="iid", partition="dirichlet")
-        dir_dir = make(seed, labelled_partition="dirichlet", partition="dirichlet")
-        assert {len(part) for part in iid_dir.labelled} == {50}
-        n_u = [len(part) for part in iid_dir.unlabelled]
-        assert np.mean(n_u) == 450
-        assert 80 < min(n_u) < 200
-        assert 600 < max(n_u) < 1100
-        n_s = [len(part) for part in dir_dir.labelled]
-        assert min(n_s) >= 10
-        assert np.mean(n_s) == 50
-        assert max(n_s) < 130
-        present = dir_dir.histogram(LABELS, 10, "labelled")
-        assert 6.5 < (present > 0).sum(axis=1).mean() < 7.5
-        a, b = (h / h.sum(axis=1, keepdims=True) for h in (present, dir_dir.histogram(LABELS, 10, "unlabelled")))
-        assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.1
-
-
 def test_pool_order_stratification_and_seed() -> None:
     """The pool is each class's first images, or a draw; stratified clients have five labels of every class."""
     first = {i for c in range(10) for i in np.flatnonzero(c == LABELS)[:500].tolist()}
@@ -179,15 +158,6 @@ def test_repeated_labels_reach_the_client_and_need_their_scenario() -> None:
         make_data("all_clients", labelled_repeats="second_class")
 
 
-@pytest.mark.parametrize(
-    "args", [{}, {"num_labels": 20, "fraction": 0.1}, {"per_class": 2, "num_labels": 20}, {"fraction": 0.1, "x": 1}]
-)
-def test_exactly_one_way_of_labelling(args: dict[str, Any]) -> None:
-    extra = {"labelled_split": iid} if args.pop("x", 0) else {}
-    with pytest.raises(ConfigError, match=r"num_labels .*label_fraction.*labels_per_class"):
-        labels_at_all_clients(LABELS[:400], 4, RandomState(0), split=iid, **args, **extra)
-
-
 # --- views
 
 
@@ -212,16 +182,6 @@ def test_labelled_views_have_black_borders_and_one_square() -> None:
     assert torch.equal(area, height * width)
     assert (int(height.max()), int(height.min()), int(width.max()), int(width.min())) == (16, 8, 16, 8)
     assert bool((holed[:, 1] == 0).eq(zeros).all())
-
-
-def test_strong_views_end_with_a_grey_box() -> None:
-    """Always a box of 127, 17 x 17 at most; its pixels are normalised with the image."""
-    look, index = Look(32, 40, 0.5, (0.0,), (1.0,)), torch.zeros(300, dtype=torch.int64)
-    black = torch.zeros(1, 32, 32, 3, dtype=torch.uint8)
-    grey = cut("strong", look, black, index)[:, 0].sub(127 / 255).abs() < 1e-6
-    area = grey.flatten(1).sum(dim=1)
-    assert int(area.min()) >= 64
-    assert int(area.max()) == 17 * 17
 
 
 class Clothes(FashionMNIST):
@@ -253,13 +213,3 @@ def test_grey_images_are_padded_to_32(channels: int) -> None:
         view = data.take(name, torch.arange(8), torch.Generator().manual_seed(0))
         assert view.shape == (8, channels, 32, 32)
         assert torch.equal(view[:, 0], view[:, -1])
-
-
-def test_other_methods_do_not_see_the_options() -> None:
-    """Spelling the defaults out gives the partition that was there before them."""
-    plain = make_data("all_clients")
-    spelt = make_data(
-        "all_clients", labelled_partition="iid", iid_remainder="drop", iid_permutations=1, iid_stratified=False,
-        labelled_pool_order="shuffled", hidden_labels="hidden", border=0, channels=3,
-    )  # fmt: skip
-    assert spelt.partition.hash == plain.partition.hash

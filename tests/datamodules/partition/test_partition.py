@@ -27,27 +27,6 @@ def test_hash_is_the_sha256_of_lengths_and_values():
     assert tiny.hash == hashlib.sha256(content).hexdigest()
 
 
-def test_hash_depends_on_content_only():
-    base = small()
-    as_int32 = small(
-        labelled=tuple(part.astype(np.int32) for part in base.labelled), pool=base.pool.astype(">i8").tolist()
-    )
-    assert as_int32.hash == base.hash == small().hash
-    swapped = (base.labelled[1], base.labelled[0], base.labelled[2])
-    moved = (base.labelled[0][:-1], np.append(base.labelled[0][-1:], base.labelled[1]), base.labelled[2])
-    changes = [
-        {"labelled": swapped},
-        {"labelled": moved},
-        {"labelled": base.unlabelled, "unlabelled": base.labelled},
-        {"server": base.labelled[0], "labelled": ([], *base.labelled[1:])},
-        {"pool": base.pool[::-1]},
-        {"pool": base.pool[:-1], "server": base.pool[-1:]},
-        {"labelled": (*base.labelled, []), "unlabelled": (*base.unlabelled, [])},
-    ]
-    hashes = {small(**change).hash for change in changes} | {base.hash, small(seed=1).hash}
-    assert len(hashes) == len(changes) + 2
-
-
 def test_positions_are_read_only_copies():
     source = np.array([0, 1])
     partition = Partition((source,), ([],), [], [])
@@ -74,20 +53,12 @@ def test_saved_partitions_come_back_and_have_equal_bytes(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["one.json", "two.json"]
 
 
-def test_a_partition_file_of_another_data_set_is_refused(tmp_path):
-    small().save(tmp_path / "one.json")
-    with pytest.raises(DataError, match=r"one\.json.* another data set: .*60 samples"):
-        Partition.load(tmp_path / "one.json", small_labels[:60])
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda text: text[: len(text) // 2], "JSONDecodeError"),
-        (lambda text: text.replace('"pool"', '"pond"'), "KeyError: 'pool'"),
         (lambda text: text.replace("partition 1", "partition 9"), "expected 'fssl-bench partition 1'"),
         (lambda text: json.dumps({**json.loads(text), "server": [3]}), "does not match its hash"),
-        (lambda text: json.dumps({**json.loads(text), "server": [0.5]}), "positions must be a list of integers"),
     ],
 )
 def test_damaged_partition_files_give_one_error(tmp_path, damage, message):
@@ -103,33 +74,15 @@ def test_damaged_partition_files_give_one_error(tmp_path, damage, message):
     [
         ((([0, 9],), ([],), [], []), "assigns position 9, but there are 9 samples"),
         ((([],), ([-1],), [], []), "assigns position -1"),
-        ((([],), ([],), [], [10]), "assigns position 10"),
         ((([1], [2, 1]), ([], []), [], []), "sample 1 twice"),
-        ((([3], []), ([], [3]), [], [3]), "sample 3 twice"),
         ((([3],), ([],), [3], []), "sample 3 twice"),
-        ((([],), ([],), [], [5, 5]), "sample 5 in the unlabelled pool twice"),
         ((([],), ([],), [5], [5]), "sample 5 .* although it is labelled"),
         ((([],), ([5, 6],), [], [6]), "not have sample 5 in the unlabelled pool"),
-        ((([0, 1],), ([2],), [], [2, 3], [0, 1, 9]), "assigns position 9"),
-        ((([0, 1],), ([2],), [], [2, 3], [0, 1, 1]), "sample 1 in the labelled pool twice"),
-        ((([0, 1],), ([2],), [], [2, 3], [0, 1, 2]), "sample 2 in both pools"),
-        ((([0, 1],), ([2],), [], [2, 3], [0, 4]), "not have sample 1 in the labelled pool"),
     ],
 )
 def test_validate_names_the_sample(fields, message):
     with pytest.raises(DataError, match=message):
         Partition(*fields).validate(9)
-
-
-def test_a_labelled_sample_may_belong_to_nobody():
-    Partition(([0, 1],), ([2],), [], [2, 3], labelled_pool=[1, 0, 4]).validate(9)
-
-
-def test_malformed_partitions_are_refused():
-    with pytest.raises(DataError, match="one labelled and one unlabelled list per client, got 2 and 1"):
-        Partition(([], []), ([],), [], [])
-    with pytest.raises(DataError, match=r"a list of integers, got int64 \(1, 2\)"):
-        Partition(([[0, 1]],), ([],), [], [])
 
 
 # --- labelled samples among the unlabelled ones
@@ -165,12 +118,7 @@ def test_the_released_index_needs_a_labelled_pool(tmp_path):
     for ours, theirs in zip(unlabelled_sets(loaded, "code_index"), unlabelled_sets(whole, "code_index"), strict=True):
         assert ours.tolist() == theirs.tolist()
     assert loaded.hash == whole.hash == Partition(whole.labelled, whole.unlabelled, whole.server, whole.pool).hash
-    by_share = labels_at_all_clients(small_labels, 3, RandomState(3), split=iid, fraction=0.3)
-    with pytest.raises(DataError, match=r"no labelled pool.*num_labels.*union_mode"):
-        unlabelled_sets(by_share, "code_index")
-
-
-def test_the_released_index_needs_a_large_enough_pool():
-    partition = labels_at_all_clients(small_labels, 3, RandomState(0), split=iid, num_labels=72)
-    with pytest.raises(DataError, match="72 labelled samples, but only 48"):
-        unlabelled_sets(partition, "code_index")
+    for options in ({"fraction": 0.3}, {"num_labels": 72}):
+        lacking = labels_at_all_clients(small_labels, 3, RandomState(3), split=iid, **options)
+        with pytest.raises(DataError, match=r"no labelled pool.*num_labels.*union_mode"):
+            unlabelled_sets(lacking, "code_index")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.random import RandomState
 
-from datamodules.common.errors import ConfigError, DataError
+from datamodules.common.errors import DataError
 from datamodules.partition.split import dirichlet, iid, labelled_pool, pick_labelled
 from golden_files import load
 from label_pools import derandomised, lists, pools
@@ -17,34 +17,13 @@ def test_split_primitives_reproduce_the_released_lists():
     for name, permutations in (("equal_division", 1), ("iid", 2)):
         case = cases[name]
         labels = np.zeros(case["num_samples"], dtype=int)
-        parts = iid(
-            labels,
-            case["num_clients"],
-            RandomState(case["seed"]),
-            remainder="last",
-            permutations=permutations,
-        )
+        parts = iid(labels, case["num_clients"], RandomState(case["seed"]), remainder="last", permutations=permutations)
         assert lists(parts) == case["parts"]
     case = cases["dirichlet"]
     parts = dirichlet(
-        case["labels"],
-        case["num_clients"],
-        case["beta"],
-        RandomState(case["seed"]),
-        min_size=case["min_size"],
+        case["labels"], case["num_clients"], case["beta"], RandomState(case["seed"]), min_size=case["min_size"]
     )
     assert lists(parts) == case["parts"]
-
-
-@pytest.mark.parametrize("labels", [[[0, 1]], [0.0, 1.0], [0, -1]])
-def test_labels_must_be_class_numbers(labels):
-    with pytest.raises(DataError, match="labels must be one list of class numbers"):
-        iid(labels, 1, RandomState(0))
-
-
-def test_an_empty_pool_cannot_be_spread():
-    with pytest.raises(DataError, match="cannot spread 0 samples over 1 clients"):
-        iid([], 1, RandomState(0))
 
 
 @derandomised
@@ -62,25 +41,6 @@ def test_iid_sizes_and_coverage(pool, stratified, permutations):
     if stratified:
         counts = np.array([np.bincount(labels[part], minlength=6) for part in parts])
         assert np.ptp(counts, axis=0).max() <= 1
-
-
-def test_stratified_iid_gives_each_client_the_same_number_per_class():
-    labels = RandomState(1).permutation(np.arange(5000) % 10)
-    parts = iid(labels, 100, RandomState(0), stratified=True)
-    assert all(np.bincount(labels[part]).tolist() == [5] * 10 for part in parts)
-
-
-def test_plain_iid_is_not_stratified_and_uses_the_seed():
-    labels = np.arange(5000) % 10
-    first, again, other = (iid(labels, 100, RandomState(seed)) for seed in (0, 0, 1))
-    assert lists(first) == lists(again) != lists(other)
-    counts = np.array([np.bincount(labels[part], minlength=10) for part in first])
-    assert abs(counts.var() / 4.5 - 1) < 0.2  # multinomial: 50 draws with probability 1/10
-
-
-def test_iid_refuses_more_clients_than_samples():
-    with pytest.raises(DataError, match="3 samples over 4 clients"):
-        iid([0, 1, 2], 4, RandomState(0))
 
 
 # --- labelled pool
@@ -135,21 +95,15 @@ COMPLETE = [np.array([0, 1, 2]), np.arange(3, 12), np.arange(12, 24), np.arange(
     ],
 )
 def test_all_classes_closest(parts, count, order):
-    assert pick_labelled(parts, LABELS, count=count).tolist() == order
+    assert pick_labelled(parts, LABELS, "all_classes_closest", count, RandomState(0)).tolist() == order
 
 
 def test_a_complete_client_beats_a_closer_one_that_misses_a_class():
     parts = [np.arange(0, 30, 3), np.array([1, 2, 3]), np.array([4, 5, 7, 8, 10, 11])]
-    assert pick_labelled(parts, LABELS).tolist() == [1, 0, 2]
+    assert pick_labelled(parts, LABELS, "all_classes_closest", 1, RandomState(0)).tolist() == [1, 0, 2]
 
 
 def test_index0_and_random_rules():
-    assert pick_labelled(COMPLETE, LABELS, "index0", 3).tolist() == [0, 1, 2, 3]
+    assert pick_labelled(COMPLETE, LABELS, "index0", 3, RandomState(0)).tolist() == [0, 1, 2, 3]
     firsts = [pick_labelled(COMPLETE, LABELS, "random", 1, RandomState(seed))[0] for seed in range(40)]
     assert set(firsts) == {0, 1, 2, 3}
-
-
-def test_pick_labelled_errors():
-    for rule in ("random", "largest"):
-        with pytest.raises(ConfigError, match=f"'{rule}': use all_classes"):
-            pick_labelled(COMPLETE, LABELS, rule)

@@ -39,13 +39,7 @@ def array(image: Image.Image) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("shape", "size"),
-    [
-        ((6, 32, 32, 3), 40),
-        ((6, 28, 28, 1), 36),
-        ((6, 28, 28, 1), 32),
-        ((2, 150, 200, 3), 83),
-        ((3, 40, 24, 3), 32),
-    ],
+    [((6, 32, 32, 3), 40), ((6, 28, 28, 1), 36), ((6, 28, 28, 1), 32), ((2, 150, 200, 3), 83), ((3, 40, 24, 3), 32)],
 )
 def test_resize_agrees_with_pillow_within_one_grey_level(shape, size):
     images = noise(*shape)
@@ -56,13 +50,6 @@ def test_resize_agrees_with_pillow_within_one_grey_level(shape, size):
 def test_resize_in_chunks_changes_nothing():
     images = noise(7, 20, 24, 3)
     assert torch.equal(resize(images, 13, chunk_bytes=3 * 20 * 24 * 3), resize(images, 13))
-
-
-@pytest.mark.parametrize(("mode", "numpy_mode"), [("reflect", "reflect"), ("zero", "constant")])
-def test_pad_crop_lays_out_what_numpy_pads(mode, numpy_mode):
-    images = noise(4, 9, 12, 3)
-    expected = np.pad(images.numpy(), ((0, 0), (4, 4), (4, 4), (0, 0)), mode=numpy_mode)
-    assert np.array_equal(PadCrop(4, mode).prepare(images).numpy(), expected)
 
 
 @pytest.mark.parametrize("geometry", [ZoomCrop(40, 32), PadCrop(4, "reflect"), PadCrop(4, "zero", flip=0)])
@@ -88,13 +75,13 @@ def test_a_view_replays_the_pillow_pipeline(geometry: Geometry):
         assert difference.max() <= tolerance + 1e-6
 
 
-@pytest.mark.parametrize("geometry", [ZoomCrop(40, 32), PadCrop(4, "zero")])
+@pytest.mark.parametrize("geometry", [ZoomCrop(16, 8), PadCrop(4, "zero")])
 def test_windows_are_uniform_and_independent_per_image(geometry: Geometry):
     count = 40_500
-    prepared = torch.cat((coded(1, 40), coded(1, 40)))
+    prepared = torch.cat((coded(1, 16), coded(1, 16)))
     index = torch.arange(count) % 2
     windows = geometry(prepared, index, seeded(3))
-    assert windows.shape == (count, 32, 32, 3)
+    assert windows.shape == (count, 8, 8, 3)
     mirrored = windows[:, 0, 0, 1] > windows[:, 0, 1, 1]
     top, left = windows[:, 0, 0, 0].long(), windows[..., 1].flatten(1).amin(1).long()
     cells = torch.bincount((top * 9 + left) * 2 + mirrored, minlength=162).double()
@@ -102,22 +89,6 @@ def test_windows_are_uniform_and_independent_per_image(geometry: Geometry):
     chi_square = ((cells - count / 162) ** 2 / (count / 162)).sum()
     assert 161 - 5 * 18 < chi_square < 161 + 5 * 18
     assert (windows[0::2] != windows[1::2]).flatten(1).any(1).double().mean() > 0.98
-
-
-@pytest.mark.parametrize("flip", [0, 1])
-def test_flip_probabilities_zero_and_one(flip):
-    windows = ZoomCrop(8, 8, flip)(coded(1, 8), torch.zeros(50, dtype=torch.long), seeded())
-    assert torch.equal(windows, (coded(50, 8).flip(2) if flip else coded(50, 8)))
-
-
-@pytest.mark.parametrize("mode", ["reflect", "zero"])
-def test_flip_before_or_after_the_crop_is_the_same_set_of_windows(mode):
-    images, geometry = noise(1, 8, 8, 3), PadCrop(3, mode)
-    after = geometry.prepare(images)
-    before = geometry.prepare(images.flip(2))
-    for left in range(7):
-        mirrored_window = after[:, :, left : left + 8].flip(2)
-        assert torch.equal(before[:, :, 6 - left : 14 - left], mirrored_window)
 
 
 def test_same_seed_same_pixels_and_every_copy_its_own_window():
@@ -153,11 +124,6 @@ def test_normalise_every_value_in_channels_last_memory():
     assert (batch - expected).abs().max() < 1e-6
 
 
-def test_one_mean_and_deviation_serve_all_channels():
-    images = noise(3, 4, 4, 3)
-    assert torch.equal(normalise(images, (0.3,), (0.5,)), normalise(images, (0.3,) * 3, (0.5,) * 3))
-
-
 def test_the_test_view_is_deterministic_and_not_enlarged():
     images = noise(6, 32, 32, 3)
     for geometry in (Resize(), Resize(32)):
@@ -188,32 +154,6 @@ def test_one_channel_becomes_three_identical_channels(geometry: Geometry, side):
     assert windows.float().std() > 0
 
 
-def test_a_base_geometry_comes_first():
-    images = noise(3, 28, 28, 1)
-    inner = Pad(2).prepare(images)
-    assert torch.equal(inner[:, 2:30, 2:30], images)
-    assert inner.sum() == images.sum()
-    assert torch.equal(PadCrop(4, "reflect", base=Pad(2)).prepare(images), PadCrop(4, "reflect").prepare(inner))
-
-
-def test_geometries_compare_and_hash_by_value():
-    assert PadCrop(4, "zero", base=Pad(2)) == PadCrop(4, "zero", base=Pad(2))
-    assert len({ZoomCrop(40, 32), ZoomCrop(40, 32), ZoomCrop(36, 32), Resize(), Resize(32)}) == 4
-
-
-def test_transforms_see_bytes_and_post_transforms_see_the_normalised_batch():
-    seen = []
-
-    def record(batch, generator):
-        seen.append((batch.dtype, tuple(batch.shape), generator))
-        return batch
-
-    generator = seeded()
-    view = View(Resize(), mean=MEAN, std=STD, transforms=(record,), post=(record,))
-    view(noise(4, 6, 5, 3), torch.tensor([0, 1]), generator)
-    assert seen == [(torch.uint8, (2, 6, 5, 3), generator), (torch.float32, (2, 3, 6, 5), generator)]
-
-
 @pytest.mark.parametrize("geometry", [ZoomCrop(40, 32), PadCrop(4, "reflect"), PadCrop(4, "zero"), Resize(24)])
 def test_everything_is_made_on_the_device_of_the_images(geometry):
     images, view = noise(4, 32, 32, 3), View(geometry, mean=(0.1,), std=(0.7,), post=(Cutout(8),))
@@ -237,30 +177,14 @@ def test_cutout_follows_the_scalar_rule():
     assert cut.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_cutout_hides_the_expected_area():
-    hidden = (Cutout(16)(torch.ones(20_000, 1, 32, 32), seeded()) == 0).float().mean()
-    length = np.mean([min(32, c + 8) - max(0, c - 8) for c in range(32)])
-    assert hidden == pytest.approx((length / 32) ** 2, abs=0.002)
-
-
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
         (lambda: ZoomCrop(30, 32), ConfigError, r"enlarge to at least .* \(data\.zoom\)"),
-        (lambda: PadCrop(4, "mirror"), ConfigError, "unknown padding mode 'mirror'"),
         (lambda: Resize().prepare(torch.zeros(2, 4, 4, 3)), DataError, "expected 8-bit images"),
-        (lambda: Resize(channels=3).prepare(noise(2, 4, 4, 2)), DataError, "2 channels cannot become 3"),
-        (lambda: PadCrop(4, "reflect").prepare(noise(2, 4, 4, 3)), DataError, "smaller pad"),
         (lambda: ZoomCrop(4, 4)(noise(2, 4, 4, 3), torch.tensor([0]), None), RunError, "torch.Generator"),
-        (lambda: normalise(noise(2, 4, 4, 3), (0.1, 0.2), (0.3, 0.4)), ConfigError, "2 means"),
     ],
 )
 def test_bad_input_is_named(make, error, words):
     with pytest.raises(error, match=words):
         make()
-
-
-def test_a_random_transform_needs_a_generator():
-    view = View(Resize(), mean=MEAN, std=STD, post=(Cutout(2),))
-    with pytest.raises(RunError, match=r"torch\.Generator"):
-        view(noise(2, 4, 4, 3), torch.tensor([0]))

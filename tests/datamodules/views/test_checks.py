@@ -3,27 +3,10 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from datamodules.common.errors import ConfigError
 from datamodules.digits import Digits
 from datamodules.views.checks import check_memory, layout_bytes
-from federations import make_data
-
-
-def test_one_channel_is_for_grey_images():
-    """Digits are stored as three equal channels; of coloured images one would be the red."""
-
-    class Coloured(Digits):
-        def read(self):
-            arrays = super().read()
-            arrays.train_images[..., 1] //= 2
-            return arrays
-
-    data = make_data(channels=1)
-    assert data.take("test", torch.arange(2)).shape == (2, 1, 32, 32)
-    with pytest.raises(ConfigError, match=r"data.channels=1 is for grey images, but some of Coloured have colour"):
-        Coloured(channels=1).setup()
 
 
 @pytest.mark.parametrize("part", ["train_images", "test_images"])

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from datamodules.common.errors import ConfigError
 from datamodules.views import pipelines
 from datamodules.views.pipelines import PIPELINES, Look
 
@@ -57,16 +56,6 @@ def test_training_and_test_images_have_the_same_border() -> None:
     assert float(prepared["weak"].float().mean() / 255) == pytest.approx((28 / 32) ** 2, abs=0.01)
 
 
-def test_without_flip_no_image_is_mirrored() -> None:
-    """A picture that grows to the right still does in every weak view."""
-    ramp = torch.arange(0, 256, 8, dtype=torch.uint8)[None, None, :, None].expand(6, 32, 32, 3)
-    for flip, mirrored in ((0.0, False), (1.0, True)):
-        view = pipelines.views("randaugment_maximal", Look(32, 40, flip, (0.5,), (0.25,)))["weak"]
-        out = view(view.geometry.prepare(ramp), torch.arange(6), torch.Generator().manual_seed(0))
-        inner = out[:, 0, 8:24, 8:24]
-        assert bool(((inner[..., 1:] - inner[..., :-1]) < 0).all()) is mirrored
-
-
 def test_the_grid_pipeline_leaves_weak_views_as_they_are() -> None:
     """Only strong views change, and no window is cut; with mean 0 and deviation 1 they are pixels over 255."""
     views = pipelines.views("randaugment_grid", Look(32, 40, 0.5, (0.0,), (1.0,)))
@@ -78,8 +67,3 @@ def test_the_grid_pipeline_leaves_weak_views_as_they_are() -> None:
         torch.testing.assert_close(views[name](prepared, index, g), expected)
     assert not torch.equal(views["strong"](prepared, index, g), expected)
     assert views["strong"].transforms[0].n == 6
-
-
-def test_unknown_pipeline() -> None:
-    with pytest.raises(ConfigError, match="unknown pipeline 'blur'"):
-        pipelines.views("blur", LOOK)

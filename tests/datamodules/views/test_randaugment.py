@@ -5,20 +5,9 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
-from datamodules.common.errors import DataError
-from datamodules.views import pixelops, randaugment
+from datamodules.views import pixelops
 from datamodules.views.pixelops import OPS
-from datamodules.views.randaugment import (
-    FIXMATCH_LEVELS,
-    FIXMATCH_UNIFORM,
-    GRID_LEVELS,
-    MAXIMAL,
-    Levels,
-    Pool,
-    RandAugment,
-    RandomBox,
-    Uniform,
-)
+from datamodules.views.randaugment import FIXMATCH_LEVELS, FIXMATCH_UNIFORM, GRID_LEVELS, MAXIMAL, RandAugment
 from golden_files import load
 
 RECIPES = {
@@ -47,13 +36,7 @@ def pictures(count, side, seed=0):
         drawing[side // 4 : side // 2, side // 3 :] = colour
         coarse = 255 * torch.rand(1, 3, 4, 4, generator=g)
         smooth = torch.nn.functional.interpolate(coarse, (side, side), mode="bicubic")[0].permute(1, 2, 0)
-        kinds = (
-            noise,
-            colour + noise / 5,
-            gradient * torch.rand(1, generator=g),
-            colour.expand_as(noise),
-            drawing,
-        )
+        kinds = (noise, colour + noise / 5, gradient * torch.rand(1, generator=g), colour.expand_as(noise), drawing)
         out.append((*kinds, smooth)[i % 6].clamp(0, 255).to(torch.uint8))
     return torch.stack(out)
 
@@ -139,25 +122,11 @@ def test_operation_equals_pillow(name, side):
         assert (expected != images.numpy()).mean() > 0.05
 
 
-@pytest.mark.parametrize("name", ["brightness", "colour", "contrast", "sharpness"])
-def test_enhancement_by_one_changes_nothing(name):
-    images = pictures(30, 32)
-    assert torch.equal(OPS[name](images, torch.ones(30, dtype=torch.float64)), images)
-
-
 @pytest.mark.parametrize("name", OPS)
 def test_operation_treats_images_one_by_one(name):
     images, v = pictures(12, 32), magnitudes(name, 12)
     alone = torch.cat([OPS[name](images[i : i + 1], v[i : i + 1]) for i in range(12)])
     assert torch.equal(OPS[name](images, v), alone)
-
-
-def test_warps_run_together_as_they_do_alone():
-    images, names = pictures(36, 21), ("rotate", "shear_y", "translate_x")
-    parts, draws = images.split(12), [magnitudes(name, 12) for name in names]
-    alone = [OPS[name](part, v) for name, part, v in zip(names, parts, draws, strict=True)]
-    maps = torch.cat([OPS[name].maps(v, 21, 21) for name, v in zip(names, draws, strict=True)])
-    assert torch.equal(pixelops.affine(images, maps, fill=0), torch.cat(alone))
 
 
 def sheet_fixmatch_uniform(name, u, coin, cap):
@@ -249,75 +218,6 @@ def test_recipe_replays_pillow_picture_by_picture(key):
     assert np.mean(different) <= 0.0005
 
 
-@pytest.mark.parametrize(
-    ("pool", "names"),
-    [
-        (FIXMATCH_UNIFORM, 14),
-        (MAXIMAL, 15),
-        (FIXMATCH_LEVELS, 14),
-        (GRID_LEVELS, 13),
-    ],
-)
-def test_pools_list_each_operation_once(pool, names):
-    listed = [name for name, _ in pool.entries]
-    assert len(listed) == len(set(listed)) == names
-    assert set(listed) <= OPS.keys()
-
-
-@pytest.fixture
-def record(monkeypatch):
-    """Replaces every operation by one that only notes the magnitudes it was given."""
-    seen: dict[str, list[torch.Tensor]] = {name: [] for name in OPS}
-
-    def recorder(name):
-        def note(images, v):
-            assert len(images) == len(v)
-            seen[name].append(v)
-            return images
-
-        return note
-
-    monkeypatch.setattr(randaugment, "OPS", {name: recorder(name) for name in OPS})
-    return lambda: {name: torch.cat(v) for name, v in seen.items() if v}
-
-
-@recipes
-def test_operations_are_drawn_equally_often_with_magnitudes_over_their_whole_range(recipe, record):
-    count = 30_000
-    recipe(torch.zeros(count, 2, 2, 3, dtype=torch.uint8), seeded())
-    seen = record()
-    assert seen.keys() == {name for name, _ in recipe.pool.entries}
-    share = recipe.pool.execution / len(recipe.pool.entries)
-    deviation = (recipe.n * count * share * (1 - share)) ** 0.5
-    for name, law in recipe.pool.entries:
-        v = seen[name]
-        assert abs(len(v) - recipe.n * count * share) < 5 * deviation
-        if isinstance(law, Uniform):
-            width = law.high - law.low
-            assert law.low <= v.min() < law.low + 0.01 * width
-            assert law.high - 0.01 * width < v.max() <= law.high
-            assert torch.histc(v.float(), 10, law.low, law.high).div(len(v)).sub(0.1).abs().max() < 0.03
-        elif isinstance(law, Levels):
-            signs = (-1, 1) if law.signed else (1,)
-            values = [law.around + sign * x for x in law.values for sign in signs]
-            assert set(v.tolist()) == set(values)
-            for value in () if recipe.pool.caps else set(values):
-                expected = values.count(value) / len(values)
-                assert (v == value).double().mean() == pytest.approx(expected, abs=0.04)
-
-
-def test_a_cap_is_drawn_once_per_image_and_limits_its_levels(record):
-    pool = Pool(laws=((Levels((0.0, 1.0, 2.0, 3.0, 4.0)), ("identity",)),), caps=(2, 3, 4, 5))
-    RandAugment(pool, 2)(torch.zeros(60_000, 1, 1, 3, dtype=torch.uint8), seeded())
-    levels = record()["identity"].view(2, 60_000)
-    caps = (2, 3, 4, 5)
-    for level in range(5):
-        expected = np.mean([(level < c) / c for c in caps])
-        assert (levels == level).double().mean() == pytest.approx(expected, abs=0.01)
-    both = ((levels == 4).sum(0) == 2).double().mean()
-    assert both == pytest.approx(1 / 4 / 25, abs=0.002)
-
-
 @recipes
 def test_every_image_draws_for_itself(recipe):
     images = pictures(1, 32, seed=2)[:1].expand(64, -1, -1, -1).contiguous()
@@ -330,14 +230,6 @@ def test_every_image_draws_for_itself(recipe):
 
 
 @recipes
-def test_result_does_not_depend_on_the_other_images(recipe):
-    images = pictures(64, 32)
-    others = images.clone()
-    others[32:] = 255 - others[32:]
-    assert torch.equal(recipe(images, seeded(3))[:32], recipe(others, seeded(3))[:32])
-
-
-@recipes
 def test_everything_is_made_on_the_device_of_the_images(recipe):
     images = pictures(200, 32)
     pixelops.constant.cache_clear()
@@ -346,17 +238,8 @@ def test_everything_is_made_on_the_device_of_the_images(recipe):
     assert torch.equal(result, recipe(images, seeded(5)))
 
 
-def test_maximal_pool_makes_flat_and_unchanged_pictures_as_often_as_published():
-    image = pictures(6, 32, seed=8)[5:6]
-    result = RECIPES["maximal"](image.expand(8000, -1, -1, -1), seeded(0)).flatten(1, 2)
-    flat = (result == result[:, :1]).flatten(1).all(1).double().mean()
-    unchanged = (result == image.flatten(1, 2)).flatten(1).all(1).double().mean()
-    assert flat == pytest.approx(0.16, abs=0.015)
-    assert unchanged == pytest.approx(0.25, abs=0.02)
-
-
 def test_final_boxes_have_the_published_sizes():
-    black = torch.zeros(4000, 32, 32, 3, dtype=torch.uint8)
+    black = torch.zeros(1000, 32, 32, 3, dtype=torch.uint8)
     grey = (FIXMATCH_LEVELS.last(black, seeded()) == 127).all(3)
     assert grey.sum(1).amax() == grey.sum(2).amax() == 17
     assert grey.sum(1).amax(1).min() == grey.sum(2).amax(1).min() == 9
@@ -366,16 +249,6 @@ def test_final_boxes_have_the_published_sizes():
     assert covered.flatten(1).any(1).all()
     assert covered.sum(1).amax() == covered.sum(2).amax() == 16
     assert covered[:, :, 0].any()
-
-
-def test_a_box_alone_replays_pillow_at_other_sizes():
-    images = pictures(100, 20)
-    result = RandomBox(0.2, 0.7, paint=(1, 2, 3), first=0.1)(images, seeded(6))
-    draws = torch.rand(100, 3, generator=seeded(6), dtype=torch.float64)
-    for image, painted, (x, y, s) in zip(images, result, draws.tolist(), strict=True):
-        centre_x, centre_y, side = 2 + 18 * x, 2 + 18 * y, 4 + 10 * s
-        expected = rectangle(Image.fromarray(image.numpy()), centre_x, centre_y, side, (1, 2, 3))
-        assert np.array_equal(painted.numpy(), np.asarray(expected))
 
 
 @pytest.mark.parametrize("case", load("allclients/strong_augmentation")["cases"][0]["outputs"])
@@ -399,13 +272,6 @@ def test_released_pictures(case):
         assert (image[0, top : bottom + 1, left : right + 1] == 127).all()
         means.append(image.double().mean((0, 1, 2)).tolist())
     assert pytest.approx(case["mean_rgb"], abs=1e-3) in means
-
-
-@pytest.mark.parametrize("transform", [RECIPES["maximal"], FIXMATCH_LEVELS.last])
-@pytest.mark.parametrize("images", [torch.zeros(2, 8, 8, 1, dtype=torch.uint8), torch.zeros(2, 8, 8, 3)])
-def test_other_images_are_refused(images, transform):
-    with pytest.raises(DataError, match=r"8-bit images \[B, h, w, 3\].*channels=3"):
-        transform(images, seeded())
 
 
 @recipes
