@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmark.contract.federations import tiny_federation
 from benchmark.federation.collectives import split_tensors
 from benchmark.federation.declarations import check_declarations, uploads_needed
 from benchmark.federation.joint_mean import JointMean
@@ -16,7 +15,7 @@ from benchmark.federation.loop import Federation
 from benchmark.federation.store import Store
 from benchmark.registry import KINDS, find_class, own_names
 from datamodules.common.errors import ConfigError, RunError
-from federations import few_data, make_federation, make_method, plain_fabric, run_rows
+from federations import few_data, make_federation, make_method, plain_fabric, run_rows, tiny_federation
 from methods.base import FedMethod, Upload, Visit
 from methods.fed_consist import FedConsist
 from methods.fedavg import FedAvg

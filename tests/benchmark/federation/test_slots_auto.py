@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmark.contract.federations import tiny_federation
 from benchmark.federation.loop import Federation
 from benchmark.federation.slots import AUTO, SHARE, more_slots
 from datamodules.common.errors import RunError
-from federations import few_data, make_federation, run_rows
+from federations import few_data, make_federation, run_rows, tiny_federation
 from methods.fedavg import FedAvg
 
 
