@@ -3,26 +3,29 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
+from lightning import Fabric
 from torch import Tensor
 
+from benchmark.arguments import parameters
 from benchmark.contract.federations import (
-    FEWEST_LABELS,
     NUM_CLIENTS,
     SCENARIOS,
     SIDE,
-    FewestDigits,
+    FewerDigits,
     brief,
+    class_of,
     contract_federation,
+    different,
     half_trained,
     make_data,
     make_federation,
     make_method,
     options_for,
     plain_fabric,
-    tiny_federation,
+    rounds_until,
 )
-from benchmark.contract.reference import different, rounds_until
 from benchmark.federation.loop import Federation
 from benchmark.federation.reference import ClientState, LocalSite, VisitResult
 from datamodules.base import Scenario
@@ -59,6 +62,16 @@ __all__ = [
 ]
 
 
+FEWEST_LABELS = {"server": {"num_labels": 20}, "all_clients": {"num_labels": 40}}
+"""Numbers of labels among ``FewestDigits``, by scenario."""
+
+
+class FewestDigits(FewerDigits):
+    """The first 96 training and 30 test images: a handful of steps for each client."""
+
+    kept = (96, 30)
+
+
 def few_data(clients: int, labelled: int | None = None, **args: Any) -> FewDigits:
     """Set up ``FewDigits`` with clients of which ``labelled`` (default: all) hold labels."""
     data = FewDigits(
@@ -74,7 +87,7 @@ def few_in(scenario: Scenario, **args: Any) -> FewDigits:
 
 
 def fewest_data(clients: int, labelled: int | None = None, **args: Any) -> FewestDigits:
-    """Set up the contract's fewest digits, in images of 16 pixels, where clients hold labels as in ``few_data``."""
+    """Set up ``FewestDigits``, in images of 16 pixels, where clients hold labels as in ``few_data``."""
     data = FewestDigits(
         **{"num_clients": clients, "labelled_clients": labelled or clients, "partition": "iid", "side": 16, **args}
     )
@@ -82,12 +95,34 @@ def fewest_data(clients: int, labelled: int | None = None, **args: Any) -> Fewes
     return data
 
 
-def small_contract(method: str | type, rounds: int = 2, **args: Any) -> Federation:
-    """The contract's half-trained federation on its fewest digits, in batches of 4 and, where images come apart, 8."""
-    made = make_method(method, **brief(method))
-    options = {**options_for(made), **FEWEST_LABELS.get(made.scenario, {})}
-    data = FewestDigits(**{"scenario": made.scenario, "partition": "iid", **options})
+def fewest_for(method: FedMethod) -> FewestDigits:
+    """Set up ``FewestDigits`` in the scenario that a method is made for, with its own ``contract_data``."""
+    options = {**options_for(method), **FEWEST_LABELS.get(method.scenario, {}), **method.contract_data}
+    data = FewestDigits(**{"scenario": method.scenario, "partition": "iid", **options})
     data.setup()
+    return data
+
+
+def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: Any) -> Federation:
+    """Two short rounds from half-trained weights, on any device, in batches of 8 and smaller last ones.
+
+    Args:
+        method: name, dotted path or class.
+        fabric: launched; default: the CPU.
+        engine: arguments of the ``Federation``.
+    """
+    fabric = fabric or plain_fabric()
+    smaller = {"batch_size": 8} if "batch_size" in parameters(class_of(method)) else {}
+    made = make_method(method, weights=half_trained(), **(brief(method) | smaller))
+    data = fewest_for(made)
+    data.place(fabric.device, torch.float32)
+    return Federation(made, data, data.roster(0), fabric, rounds=2, seed=0, **engine)
+
+
+def small_contract(method: str | type, rounds: int = 2, **args: Any) -> Federation:
+    """The contract's half-trained federation on ``FewestDigits``, in batches of 4 and, where images come apart, 8."""
+    made = make_method(method, **brief(method))
+    data = fewest_for(made)
     sizes = {name: size for name, size in (("batch_size", 4), ("unlabelled_bs", 8)) if name in made.hparams}
     return contract_federation(method, data, **{"rounds": rounds, "average_last": 0, **sizes, **args})
 

@@ -16,7 +16,7 @@ class Collected:
 
 def test_a_named_method_meets_its_contract_and_no_other_test():
     """``pytest tests/contract --method NAME`` leaves out what does not depend on NAME."""
-    files = [str(ROOT / "tests" / "contract" / name) for name in ("test_contract.py", "test_attributes.py")]
+    files = [str(ROOT / "tests" / "contract" / name) for name in ("test_contract.py", "test_checks.py")]
     plain = ["--collect-only", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--rootdir", str(ROOT)]
     found = Collected()
     assert pytest.main([*files, "--method", "fedavg", *plain], [found]) == 0

@@ -3,9 +3,7 @@
 import copy
 import random
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -14,78 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from datamodules.common.plugins import BELOW
 from methods.base import FedMethod
 
-MISSING = "(not there)"
-PLAIN = (type(None), bool, int, float, complex, str, bytes)
-GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+DATA = (type(None), bool, int, float, complex, str, bytes, set, frozenset, Tensor, np.ndarray, np.generic, *GENERATORS)
 CACHED = type(cache(lambda: None))
 
-
-@dataclass(frozen=True)
-class Attribute:
-    """An attribute, which keeps a value.
-
-    Args:
-        owner: a module of the method, a class, or a Python module.
-        name: of the attribute.
-        label: both, for people.
-        path: of the owner within the method; ``None`` for classes and Python modules.
-    """
-
-    owner: Any
-    name: str
-    label: str
-    path: str | None = None
-
-    @property
-    def value(self) -> Any:
-        """The current value."""
-        if isinstance(self.owner, nn.Module) and self.name in self.owner._buffers:
-            return self.owner._buffers[self.name]
-        return vars(self.owner).get(self.name, MISSING)
-
-    def within(self, method: FedMethod) -> "Attribute":
-        """The same attribute of another instance."""
-        return self if self.path is None else replace(self, owner=method.get_submodule(self.path))
-
-    def set(self, value: Any) -> None:
-        """Store a copy of a value; ``MISSING`` deletes the attribute."""
-        if isinstance(self.owner, nn.Module) and self.name in self.owner._buffers:
-            self.owner._buffers[self.name] = copied(value)
-        elif value is not MISSING:
-            setattr(self.owner, self.name, copied(value))
-        elif self.name in vars(self.owner):
-            delattr(self.owner, self.name)
-
-
-Values = dict[str, tuple[Attribute, Any]]
-"""Copies of values, by label."""
-
-
-def places_of(method: FedMethod) -> list[Attribute]:
-    """Attributes that hold unregistered data: of the method and its submodules, of its classes and their modules.
-
-    Buffers with ``persistent=False`` count, because no state dict has them.
-    """
-    places = []
-    registered = set(method.state_dict())
-    for path, module in method.named_modules():
-        prefix = f"{path}." if path else ""
-        known = _framework() if module is method else set(vars(nn.Module()))
-        places += [Attribute(module, name, f"self.{prefix}{name}", path) for name in vars(module) if name not in known]
-        loose = [name for name in module._buffers if f"{prefix}{name}" not in registered]
-        places += [Attribute(module, name, f"self.{prefix}{name} (persistent=False)", path) for name in loose]
-    for cls in own_classes(type(method)):
-        names = [name for name in vars(cls) if not name.startswith("__")]
-        places += [Attribute(cls, name, f"{cls.__name__}.{name}") for name in names]
-    for source in own_modules(type(method)):
-        names = [name for name in vars(source) if not name.startswith("__")]
-        places += [Attribute(source, name, f"{source.__name__}.{name}") for name in names]
-    unique = {(id(place.owner), place.name): place for place in places}
-    return [place for place in unique.values() if is_data(place.value)]
+Values = dict[tuple[str, str], Any]
+"""Copies of data, by the name of the owner (see ``owners``) and of its attribute."""
 
 
 def own_classes(cls: type) -> list[type]:
@@ -94,7 +31,7 @@ def own_classes(cls: type) -> list[type]:
 
 
 def own_modules(cls: type) -> list[ModuleType]:
-    """The modules of a method's classes, and the user's modules that they import."""
+    """The Python modules of a method's classes, and the user's modules that they import."""
     waiting = [base.__module__ for base in own_classes(cls)]
     found: dict[str, ModuleType] = {}
     while waiting:
@@ -115,112 +52,95 @@ def _is_installed(module: str) -> bool:
     return file is None or bool({"site-packages", "dist-packages"} & set(Path(file).parts))
 
 
+def common_owners(cls: type) -> dict[str, Any]:
+    """What all instances share: a method's classes and their Python modules, by dotted path."""
+    classes = {f"{one.__module__}.{one.__qualname__}": one for one in own_classes(cls)}
+    return classes | {one.__name__: one for one in own_modules(cls)}
+
+
+def owners(method: FedMethod) -> dict[str, Any]:
+    """Whatever may keep data for a method, by name: itself, its submodules, and its ``common_owners``."""
+    modules = {f"self.{path}".rstrip("."): module for path, module in method.named_modules()}
+    return modules | common_owners(type(method))
+
+
 def caches_of(cls: type) -> dict[str, Any]:
     """What ``functools.cache`` and ``lru_cache`` have made of functions of a method's classes and modules, by label."""
-    sources, found = own_modules(cls), {}
-    owners: list[Any] = [*own_classes(cls), *sources]
-    for owner in owners:
+    sources = {source.__name__ for source in own_modules(cls)}
+    found = {}
+    for place, owner in common_owners(cls).items():
         for name, value in vars(owner).items():
             if isinstance(value, (staticmethod, classmethod)):
                 value = value.__func__
             elif isinstance(value, property):
                 value = value.fget
-            if isinstance(value, CACHED) and value.__module__ in {source.__name__ for source in sources}:
-                found[f"{owner.__name__}.{name}"] = value
+            if isinstance(value, CACHED) and value.__module__ in sources:
+                found[f"{place}.{name}"] = value
     return found
 
 
+def values_of(kept_by: Mapping[str, Any]) -> Values:
+    """Copies of the data that these owners keep outside state dicts: buffers with ``persistent=False`` count."""
+    found = {}
+    for place, owner in kept_by.items():
+        values, known = dict(vars(owner)), _known_to(owner)
+        if isinstance(owner, nn.Module):
+            values |= {name: owner._buffers[name] for name in owner._non_persistent_buffers_set}
+        for name, value in values.items():
+            if name not in known and not name.startswith("__") and is_data(value):
+                found[place, name] = copied(value)
+    return found
+
+
+def _known_to(owner: Any) -> set[str]:
+    """Attributes that every module, or every method, has."""
+    if isinstance(owner, FedMethod):
+        return _of_every_method()
+    return set(vars(nn.Module())) if isinstance(owner, nn.Module) else set()
+
+
 @cache
-def _framework() -> set[str]:
-    """Attributes that every method has."""
+def _of_every_method() -> set[str]:
     return set(vars(FedMethod(nn.Identity()))) | {"generator", "memory"}
 
 
-def values_of(places: list[Attribute]) -> Values:
-    """Copies of the current values of these places."""
-    return {place.label: (place, copied(place.value)) for place in places}
+def restore(values: Values, kept_by: Mapping[str, Any]) -> None:
+    """Give the attributes of these owners these values, and delete those that have none."""
+    now = values_of(kept_by)
+    for place, name in changed(now, values):
+        if (place, name) in values:
+            setattr(kept_by[place], name, copied(values[place, name]))
+        else:
+            delattr(kept_by[place], name)
 
 
-def common_values(method: FedMethod) -> Values:
-    """Values of class attributes, and of globals of the method's modules."""
-    return values_of([place for place in places_of(method) if place.path is None])
-
-
-@contextmanager
-def as_first_met(untouched: Values, method: FedMethod) -> Iterator[None]:
-    """Within this context class attributes and globals have these values, as in a new process."""
-    before = common_values(method)
-    restore(untouched, method)
-    try:
-        yield
-    finally:
-        restore(before, method)
-
-
-def restore(values: Values, method: FedMethod) -> None:
-    """Give class attributes and globals these values, and delete those that have none."""
-    now = common_values(method)
-    for label in changed(now, values):
-        place, value = values[label] if label in values else (now[label][0], MISSING)
-        place.set(value)
-
-
-def changed(now: Values, before: Values) -> list[str]:
-    """Labels of values that have changed, appeared or disappeared."""
-    names = [label for label, (_, value) in now.items() if not alike(value, before.get(label, (None, MISSING))[1])]
-    return names + [label for label in before if label not in now]
+def changed(now: Values, before: Values) -> list[tuple[str, str]]:
+    """Places of values that have changed, appeared or disappeared."""
+    both = now.keys() & before.keys()
+    same_places = {place for place in both if alike(now[place], before[place])}
+    return [place for place in {**now, **before} if place not in same_places]
 
 
 def is_data(value: Any) -> bool:
-    """Whether a value is numbers, text, tensors, arrays, generators, or containers of those."""
-    if isinstance(value, Mapping):
-        return all(is_data(key) and is_data(one) for key, one in value.items())
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return all(is_data(one) for one in value)
-    return isinstance(value, (*PLAIN, Tensor, np.ndarray, np.generic, *GENERATORS)) and not isinstance(
-        value, nn.Parameter
-    )
+    """Whether a value is numbers, text, tensors, arrays, generators of NumPy or Python, or containers of those."""
+    return all(isinstance(one, DATA) and not isinstance(one, nn.Parameter) for one in tree_leaves(value))
 
 
 def copied(value: Any) -> Any:
-    """A copy of data that shares no memory with it; anything else as it is."""
-    if isinstance(value, torch.Generator):
-        twin = torch.Generator(device=value.device)
-        twin.set_state(value.get_state())
-        return twin
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        made = copy.copy(value)
-        made.update((key, copied(one)) for key, one in value.items())
-        return made
-    if type(value) in (list, tuple):
-        return type(value)(copied(one) for one in value)
-    return copy.deepcopy(value) if isinstance(value, (set, np.ndarray, *GENERATORS)) else value
+    """A copy of data that shares no memory with it."""
+    return tree_map(lambda one: one.detach().clone() if isinstance(one, Tensor) else copy.deepcopy(one), value)
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two values are the same data."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, Tensor):
+    """Whether two values are the same data; generators never are."""
+    (leaves, form), (others, other_form) = tree_flatten(one), tree_flatten(other)
+    return form == other_form and all(map(_alike, leaves, others))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
         return same(one, other)
-    if isinstance(one, np.ndarray):
-        return bool(np.array_equal(one, other))
-    if isinstance(one, GENERATORS):
-        return alike(_state(one), _state(other))
-    if isinstance(one, Mapping):
-        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(alike, one, other))
-    return bool(one == other)
-
-
-def _state(generator: Any) -> Any:
-    """What a generator draws next depends on this alone."""
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+    return type(one) is type(other) and bool(np.array_equal(one, other))
 
 
 def same(one: Tensor, other: Tensor) -> bool:

@@ -15,34 +15,22 @@ A check is a function ``check_...(method)`` in one of ``MODULES``; ``method`` is
 passes, or raises an error that says what is wrong. A new one needs no registration.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from benchmark.contract import irrelevant, isolation, runs, steps
-from benchmark.contract.reference import Method
+from benchmark.contract import isolation, runs
+from benchmark.contract.federations import Method
 
 if TYPE_CHECKING:
     import pytest
 
 Check = Callable[[Method], None]
 
-MODULES = (runs, irrelevant, steps, isolation)
+MODULES = (runs, isolation)
 PREFIX = "check_"
 CHECKS: tuple[Check, ...] = tuple(
     check for module in MODULES for name, check in vars(module).items() if name.startswith(PREFIX)
 )
-
-
-SECONDS = 1.0
-"""Rough time of a check on one core: most take less than a second, the first, which trains the network, a few."""
-
-
-def announced(methods: Sequence[str]) -> str:
-    """How long the checks of these methods will take, in a sentence."""
-    minutes = max(1, round(len(methods) * len(CHECKS) * SECONDS / 60))
-    many = f"{len(methods)} methods" if len(methods) > 1 else methods[0]
-    about = "a minute" if minutes == 1 else f"{minutes} minutes"
-    return f"contract of {many}: {len(CHECKS)} checks each, about {about} on one core"
 
 
 def title(value: Method | Check) -> str:

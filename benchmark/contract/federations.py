@@ -1,10 +1,11 @@
-"""Small federations on real digits, for checks and tests."""
+"""Small federations on real digits for checks and tests, the reference run of a method, and how runs are compared."""
 
+import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -15,16 +16,28 @@ from lightning.fabric.plugins.precision.amp import MixedPrecision
 from torch import Tensor
 
 from benchmark.arguments import parameters
-from benchmark.contract.attributes import caches_of
+from benchmark.contract.attributes import (
+    Values,
+    caches_of,
+    changed,
+    common_owners,
+    copied,
+    owners,
+    same,
+    values_of,
+)
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import fabric_precision
 from benchmark.registry import KINDS, find_class
 from datamodules.base import FSSLDataModule, Scenario
 from datamodules.digits import Digits
-from datamodules.io import sources
 from datamodules.io.sources import Arrays
 from methods import models
-from methods.base import FedMethod
+from methods.base import FedMethod, Visit
+
+Method = Any
+"""A method: its name, its dotted path or its class."""
+Row = dict[str, Any]
 
 NUM_CLIENTS = 4
 ROUNDS = 3
@@ -46,8 +59,6 @@ MOST = {
     "subset_size": 3,
 }
 """Upper limits for arguments in the contract: short schedules, small subsets, a rate for networks without norms."""
-FEWEST_LABELS: Mapping[Scenario, Mapping[str, int]] = {"server": {"num_labels": 20}, "all_clients": {"num_labels": 40}}
-"""Numbers of labels among ``FewestDigits``."""
 
 
 class FewerDigits(Digits):
@@ -57,30 +68,20 @@ class FewerDigits(Digits):
 
     def read(self) -> Arrays:
         """Digits, cut."""
-        return cut(sources.digits(), *self.kept)
-
-
-class FewestDigits(FewerDigits):
-    """The first 96 training and 30 test images: a handful of steps for each client."""
-
-    kept = (96, 30)
+        whole, (train, test) = super().read(), self.kept
+        return replace(
+            whole,
+            train_images=whole.train_images[:train].copy(),
+            train_labels=whole.train_labels[:train].copy(),
+            test_images=whole.test_images[:test].copy(),
+            test_labels=whole.test_labels[:test].copy(),
+        )
 
 
 class MoreDigits(FewerDigits):
     """The first 480 training images, to learn from before the rounds."""
 
     kept = (480, 120)
-
-
-def cut(whole: Arrays, train: int, test: int) -> Arrays:
-    """The first images of a data set."""
-    return replace(
-        whole,
-        train_images=whole.train_images[:train].copy(),
-        train_labels=whole.train_labels[:train].copy(),
-        test_images=whole.test_images[:test].copy(),
-        test_labels=whole.test_labels[:test].copy(),
-    )
 
 
 def make_data(scenario: Scenario = "partial_clients", **args: Any) -> Digits:
@@ -104,16 +105,13 @@ class ScaledSingle(MixedPrecision):
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Leave out what Lightning has to say about loaders, devices, precisions and other products; its errors stay."""
-    loggers = [logging.getLogger(f"lightning.{part}") for part in ("pytorch", "fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 @cache
@@ -126,20 +124,20 @@ def plain_fabric(precision: str = "32-true") -> Fabric:
     return fabric
 
 
-def class_of(method: str | type) -> type[FedMethod]:
+def class_of(method: Method) -> type[FedMethod]:
     """The class with this name or dotted path; a class is returned as it is."""
     return find_class(method, KINDS["method"]) if isinstance(method, str) else method
 
 
 def make_method(
-    method: str | type,
+    method: Method,
     num_classes: int = 10,
     seed: int = 0,
     weights: Mapping[str, Tensor] | None = None,
     side: int = SIDE,
     **args: Any,
 ) -> FedMethod:
-    """A method, by name or class, around a small CNN with these weights, or freshly initialised.
+    """A method around a small CNN with these weights, or freshly initialised.
 
     Args:
         method: name, dotted path or class.
@@ -165,7 +163,7 @@ def make_method(
     return made
 
 
-def brief(method: str | type) -> dict[str, Any]:
+def brief(method: Method) -> dict[str, Any]:
     """A short schedule and a low rate (``MOST``), and on top of them the method's own ``contract_args``."""
     own = dict(class_of(method).contract_args)
     known, arguments = parameters(class_of(method)), make_method(method, **own).hparams
@@ -202,25 +200,21 @@ def half_trained() -> dict[str, Tensor]:
     return {name: value.clone() for name, value in model.float().state_dict().items()}
 
 
-def data_for(method: FedMethod) -> FewerDigits:
-    """The digits in the scenario that a method is made for, with its own ``contract_data``."""
-    data = FewerDigits(**{"scenario": method.scenario, "partition": "iid", **options_for(method)})
-    data.setup()
-    return data
-
-
-def contract_data(method: str | type) -> FewerDigits:
-    """The digits that the checks run a method on."""
-    return data_for(make_method(method, **brief(method)))
-
-
 def options_for(method: FedMethod) -> dict[str, Any]:
     """Options of the data in the scenario that a method is made for, with its own ``contract_data``."""
     named = {"pipeline": method.pipeline} if method.pipeline else {}
     return SCENARIOS[method.scenario] | {"side": SIDE} | named | dict(method.contract_data)
 
 
-def contract_federation(method: str | type, data: FSSLDataModule | None = None, **args: Any) -> Federation:
+def contract_data(method: Method) -> FewerDigits:
+    """The digits that the checks run a method on."""
+    made = make_method(method, **brief(method))
+    data = FewerDigits(**{"scenario": made.scenario, "partition": "iid", **options_for(made)})
+    data.setup()
+    return data
+
+
+def contract_federation(method: Method, data: FSSLDataModule | None = None, **args: Any) -> Federation:
     """The federation that the checks run: three short rounds from half-trained weights on fewer digits, where the last
     two global models are averaged.
 
@@ -232,26 +226,7 @@ def contract_federation(method: str | type, data: FSSLDataModule | None = None, 
     return make_federation(method, data or contract_data(method), weights=half_trained(), **given)
 
 
-def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: Any) -> Federation:
-    """Two short rounds on the fewest digits, on any device, in batches of 8 and smaller last ones.
-
-    Args:
-        method: name, dotted path or class.
-        fabric: launched; default: the CPU.
-        engine: arguments of the ``Federation``.
-    """
-    fabric = fabric or plain_fabric()
-    smaller = {"batch_size": 8} if "batch_size" in parameters(class_of(method)) else {}
-    made = make_method(method, weights=half_trained(), **(brief(method) | smaller))
-    scenario = made.scenario
-    options = options_for(made) | dict(FEWEST_LABELS.get(scenario, {})) | dict(made.contract_data)
-    data = FewestDigits(**{"scenario": scenario, "partition": "iid", **options})
-    data.setup()
-    data.place(fabric.device, torch.float32)
-    return Federation(made, data, data.roster(0), fabric, rounds=2, seed=0, **engine)
-
-
-def make_federation(method: str | type, data: FSSLDataModule | None = None, rounds: int = 3, **args: Any) -> Federation:
+def make_federation(method: Method, data: FSSLDataModule | None = None, rounds: int = 3, **args: Any) -> Federation:
     """A federation of a method with a new network, in the scenario that the method is made for."""
     precision, run_seed = args.pop("precision", "32-true"), args.pop("run_seed", 0)
     options = ("slots", "replay", "callbacks", "average_last", "nonfinite", "sums")
@@ -262,3 +237,151 @@ def make_federation(method: str | type, data: FSSLDataModule | None = None, roun
         made = made.double()
         data.place(torch.device("cpu"), torch.float64)
     return Federation(made, data, data.roster(0), plain_fabric(precision), rounds, seed=run_seed, **engine)
+
+
+@dataclass
+class ReferenceRun:
+    """What the reference engine makes of a method in the contract's three rounds.
+
+    Args:
+        untouched: values of class attributes and globals before the run.
+        rows: the lines of the record, by round.
+        servers: the server's tensors before the first round and after each.
+        states: what a checkpoint at the same moments would hold, as bytes.
+        kept: what the method keeps beside at the same moments.
+        losses: cross-entropy of the test set at the start, and at the same moments.
+        averaged: the reading of the averaged model of the last two rounds.
+    """
+
+    untouched: Values
+    rows: list[Row] = field(default_factory=list)
+    servers: list[dict[str, Tensor]] = field(default_factory=list)
+    states: list[bytes] = field(default_factory=list)
+    kept: list[Values] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    averaged: dict[str, Any] = field(default_factory=dict)
+
+
+@cache
+def reference(method: Method) -> ReferenceRun:
+    """The reference run of a method, made at the first call. It must not be changed."""
+    federation = contract_federation(method)
+    run = ReferenceRun(values_of(common_owners(class_of(method))))
+    federation.become_server()
+    run.losses.append(loss_of_tests(federation))
+    for stop in range(ROUNDS + 1):
+        run.rows += rounds_until(federation, stop)
+        run.losses.append(loss_of_tests(federation))
+        buffer = io.BytesIO()
+        torch.save(federation.state_dict(), buffer)
+        run.states.append(buffer.getvalue())
+        run.servers.append(federation.server)
+        run.kept.append(values_of(owners(federation.method)))
+    run.averaged = federation.evaluate_averaged()
+    return run
+
+
+def some_visits(federation: Federation) -> list[Visit]:
+    """Visits of the third round: one for each kind of client, both new clients and ones that have taken part before."""
+    chosen: dict[Any, Visit] = {}
+    for visit in federation.visits(2):
+        chosen.setdefault((visit.labelled, visit.first), visit)
+    return list(chosen.values())
+
+
+def resumed(method: Method, rounds: int, **args: Any) -> Federation:
+    """A new federation that continues the reference run after this many rounds."""
+    federation = contract_federation(method, **args)
+    federation.load_state_dict(torch.load(io.BytesIO(reference(method).states[rounds]), weights_only=True))
+    return federation
+
+
+def rounds_until(federation: Federation, stop: int) -> list[Row]:
+    """Run up to round ``stop`` (exclusive); returns the rows without their timing."""
+    if federation.round == 0 and federation.server_state is None:
+        federation.server_phase(0, first=True)
+    rows = []
+    while federation.round < stop:
+        row = federation.run_round(federation.round)
+        federation.round += 1
+        rows.append(row or {})
+    return rows
+
+
+@torch.no_grad()
+def loss_of_tests(federation: Federation) -> float:
+    """Mean cross-entropy of the test set under ``predict`` of the method as it stands, in nats."""
+    method, data = federation.method, federation.data
+    method.eval()
+    with method.autocast():
+        found = torch.cat([method.predict(block()) for _, block in data.test_blocks(method.eval_batch)])
+    federation.engine.train_mode()
+    right = found.double().gather(1, data.test_labels[:, None])
+    return float(-right.clamp_min(1e-12).log().mean())
+
+
+def different(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
+    """Names of the tensors that are not equal bit for bit, or are in one of the two only."""
+    both = [name for name in expected if name in found and not same(found[name], expected[name])]
+    return both + sorted(set(found) ^ set(expected))
+
+
+def different_rows(found: Sequence[Row], expected: Sequence[Row], but: Iterable[str] = ()) -> list[str]:
+    """How rows differ, in words; columns that begin with one of ``but`` do not count."""
+    skipped = tuple(but)
+    notes = []
+    for row, other in zip(found, expected, strict=True):
+        for name in sorted(set(row) | set(other)):
+            if not name.startswith(skipped) and row.get(name) != other.get(name):
+                notes.append(f"round {row['round']}: {name} is {row.get(name)} instead of {other.get(name)}")
+    return notes
+
+
+def different_from_reference(method: Method, federation: Federation, stop: int, but: Iterable[str] = ()) -> list[str]:
+    """How a federation that now runs up to round ``stop`` differs from the reference run, in words."""
+    run, start = reference(method), federation.round
+    rows = rounds_until(federation, stop)
+    return different_rows(rows, run.rows[start:stop], but) + different(federation.server, run.servers[stop])
+
+
+def require(method: Method, condition: object, what: str) -> None:
+    """Fail, with the name of the method, unless a condition holds.
+
+    Raises:
+        AssertionError: it does not.
+    """
+    if not condition:
+        raise AssertionError(f"{class_of(method).__name__}: {what}")
+
+
+def require_equal(method: Method, because: str, notes: Sequence[str]) -> None:
+    """Fail if a check has found differences.
+
+    Args:
+        method: the one that was checked.
+        because: what the method does wrong, and what to do about it.
+        notes: the differences, in words.
+
+    Raises:
+        AssertionError: there are differences; names the first three.
+    """
+    more = f", and {len(notes) - 3} more" if len(notes) > 3 else ""
+    require(method, not notes, f"{because} (different: {'; '.join(notes[:3])}{more})")
+
+
+def culprits(make: Callable[[], Federation], kept: Values, differs: Callable[[Federation], object]) -> str:
+    """Which unregistered attribute causes a difference, as a sentence for an error.
+
+    Args:
+        make: a new federation, in which the difference does not show.
+        kept: values of the attributes where it does show.
+        differs: runs a federation and returns whether the difference shows.
+    """
+    found = []
+    for place, name in changed(kept, values_of(owners(make().method))):
+        federation = make()
+        if (place, name) in kept:
+            setattr(owners(federation.method)[place], name, copied(kept[place, name]))
+            if differs(federation):
+                found.append(f"{place}.{name}")
+    return f" It is {' or '.join(found)}." if found else ""

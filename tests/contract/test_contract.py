@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from benchmark.contract import runs
 from benchmark.contract.checks import CHECKS, parametrize_with_checks
-from benchmark.contract.federations import data_for, make_method
+from benchmark.contract.federations import contract_data
 from benchmark.contract.test_contract import pytest_generate_tests, test_contract
 from benchmark.registry import KINDS, find_class, own_names
 from methods.base import Batch, FedMethod, LocalWork, Site
@@ -82,7 +82,7 @@ def test_checks_find_what_is_wrong() -> None:
     with pytest.raises(AssertionError, match="in `contract_args`, name arguments with which it does"):
         runs.check_pseudo_labels_flow(Shy)
     runs.check_pseudo_labels_flow(Told)
-    assert data_for(make_method(Told)).hparams.pipeline == "pad_crop_flip"
+    assert contract_data(Told).hparams.pipeline == "pad_crop_flip"
 
 
 def test_other_packages_loop_over_the_same_checks() -> None:

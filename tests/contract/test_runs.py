@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmark.contract.federations import FewerDigits, contract_federation
-from benchmark.contract.reference import different, rounds_until
-from benchmark.contract.replaced import (
+from benchmark.contract.federations import FewerDigits, contract_federation, different, rounds_until
+from benchmark.contract.isolation import (
     unlabelled,
     with_other_hidden_labels,
     with_other_test_images,

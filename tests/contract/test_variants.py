@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 
 from benchmark.contract.federations import FewerDigits, class_of
-from benchmark.contract.runs import check_resume_is_exact
-from benchmark.contract.steps import check_a_visit_is_a_fit, check_replayed_steps_equal_the_reference
+from benchmark.contract.runs import (
+    check_a_visit_is_a_fit,
+    check_replayed_steps_equal_the_reference,
+    check_resume_is_exact,
+)
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("methods.ablations.cbafed.BatchByBatch", {}),

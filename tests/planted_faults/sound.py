@@ -1,5 +1,6 @@
 """One correct method, and variants of it that do what the documents allow."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -109,3 +110,39 @@ class KnownLosses(Sound):
         self.configure_gradient_clipping(optimizer)
         optimizer.step()
         self.log("cost", loss.detach())
+
+
+class Closed(FedMethod):
+    """No fault: every argument of its base is fixed."""
+
+    def __init__(self, model: nn.Module, share: float = 0.5) -> None:
+        super().__init__(model, lr=0.02, local_epochs=1)
+        self.share = share
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """A share of the cross-entropy."""
+        return self.share * F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+
+
+class NotYetKnown(FedMethod):
+    """No fault: NaN marks what a client, or the server, does not know before the first round."""
+
+    scopes = {"best": "personal", "slowest": "server"}
+
+    def __init__(self, model: nn.Module, **base: Any) -> None:
+        super().__init__(model, **base)
+        self.register_buffer("best", torch.tensor(float("nan")))
+        self.register_buffer("slowest", torch.tensor([float("nan"), float("nan")]))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Cross-entropy."""
+        return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+
+
+class SendsNoise(Closed):
+    """No fault: every client is sent a model of its own, with noise from the stream of the hook."""
+
+    def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
+        """A little of it."""
+        sent = super().broadcast(server, visit)
+        return {name: value + 1e-3 * torch.randn_like(value) for name, value in sent.items()}

@@ -24,23 +24,7 @@ class TorchDraw(Sound):
         return torch.randn_like(x)
 
 
-class TorchDrawBetweenSteps(Sound):
-    """The start of an epoch draws from torch's global generator."""
-
-    def on_train_epoch_start(self) -> None:
-        """Before its first step."""
-        self.prior.lerp_(torch.rand_like(self.prior).softmax(dim=0), 0.1)
-
-
 class NumpyDraw(Sound):
-    """The work of a visit depends on NumPy's global generator."""
-
-    def local_work(self, client: Site) -> LocalWork:
-        """One epoch or two."""
-        return super().local_work(client) * int(np.random.randint(1, 3))
-
-
-class NumpyDrawOfWeights(Sound):
     """The average depends on NumPy's global generator."""
 
     def weights(self, uploads: Sequence[Upload]) -> list[float]:
@@ -63,7 +47,7 @@ class TorchDrawOfGradients(Sound):
 
 
 class PythonDraw(Sound):
-    """The same with Python's ``random``."""
+    """The rate depends on Python's ``random``."""
 
     def learning_rate(self) -> float:
         """Up to twice as large."""
@@ -79,14 +63,6 @@ class UnseededDraw(Sound):
 
 
 class ReadsProcess(Sound):
-    """The rate depends on the id of the process."""
-
-    def learning_rate(self) -> float:
-        """Of one process it is higher."""
-        return super().learning_rate() * (1.1 if getpid() == 77_001 else 1.0)
-
-
-class ReadsProcessAtFirst(Sound):
     """The rate depends on the id of the process in which the method is made."""
 
     def __init__(self, model: nn.Module, **base: Any) -> None:

@@ -73,14 +73,6 @@ class ConstantOnTheHost(Sound):
         return 0.5 * self.prior + 0.5 * torch.full((10,), 0.1)
 
 
-class PositionsOnTheHost(Sound):
-    """A step selects images with an index on the CPU."""
-
-    def noise(self, x: Tensor) -> Tensor:
-        """The images in turn."""
-        return x[torch.arange(len(x)).flip(0)]
-
-
 class DrawsOnTheHost(Sound):
     """A step draws from a CPU generator for a tensor on the device."""
 

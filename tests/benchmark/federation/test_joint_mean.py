@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmark.contract.federations import tiny_federation
 from benchmark.federation.collectives import split_tensors
 from benchmark.federation.declarations import uploads_needed
 from benchmark.federation.joint_mean import JointMean
 from benchmark.federation.loop import Federation
 from datamodules.common.errors import RunError
-from federations import few_data, make_federation, make_method, plain_fabric, run_rows
+from federations import few_data, make_federation, make_method, plain_fabric, run_rows, tiny_federation
 from methods.base import FedMethod, Upload, Visit
 from methods.fed_consist import FedConsist
 from methods.fedavg import FedAvg

@@ -8,11 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmark.contract.federations import tiny_federation
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import FIRST_SCALE
 from datamodules.common.errors import ConfigError, RunError
-from federations import Supervised, contract_federation, different, fewest_data, make_federation, plain_fabric, run_rows
+from federations import (
+    Supervised,
+    contract_federation,
+    different,
+    fewest_data,
+    make_federation,
+    plain_fabric,
+    run_rows,
+    tiny_federation,
+)
 from methods.ablations.feddure import Released
 from methods.base import Batch
 
