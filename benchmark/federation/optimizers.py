@@ -26,7 +26,7 @@ def configured(method: FedMethod) -> tuple[list[Optimizer], list[LRSchedulerConf
     made = method.configure_optimizers()
     if made is None:
         return [], []
-    optimizers, schedulers, monitor = _configure_optimizers(made)  # type: ignore[arg-type]
+    optimizers, schedulers, monitor = _configure_optimizers(made)
     schedules = _configure_schedulers_automatic_opt(schedulers, monitor)
     if any(schedule.reduce_on_plateau for schedule in schedules):
         raise RunError(
