@@ -155,7 +155,11 @@ class _Splitter(pickle.Pickler):
 class _Joiner(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]) -> None:
         super().__init__(file)
-        self.persistent_load = tensors.__getitem__  # type: ignore[method-assign]
+        self.tensors = tensors
+
+    def persistent_load(self, number: int) -> Tensor:
+        """The tensor of a number."""
+        return self.tensors[number]
 
 
 def split_tensors(tree: Any) -> tuple[bytes, list[Tensor]]:
