@@ -81,7 +81,7 @@ def read_yaml(path: Path, before: str = "") -> dict[str, Any]:
         ConfigError: it cannot be read, or see ``load_yaml``.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{before} {path}: {getattr(error, 'strerror', None) or error}".strip()) from None
     return load_yaml(text, str(path))
