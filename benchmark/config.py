@@ -375,10 +375,12 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
 
 
 def check_folder(path: str, option: str) -> None:
-    """Refuse a path whose ``~`` the shell has not replaced.
+    """Refuse a path that scripts cannot hold in one line, or whose ``~`` the shell has not replaced.
 
     Raises:
         ConfigError: names the option.
     """
+    if not path.isprintable():
+        raise ConfigError(f"{option} {path!r}: a character that cannot be printed, such as a line break")
     if path.startswith("~"):
         raise ConfigError(f"{option}={path}: the shell has not replaced ~; put a space for the =, or give a whole path")

@@ -33,12 +33,6 @@ class ScopePrefix(FedAvg):
     scopes = {**FedAvg.scopes, "modle": "personal"}
 
 
-class ComplexTensor(FedAvg):
-    def __init__(self, model, **base):
-        super().__init__(model, **base)
-        self.register_buffer("spectrum", torch.zeros(3, dtype=torch.complex64))
-
-
 class ViewsStream(FedAvg):
     views = {"labeled": {"x": "weak"}}
 
@@ -118,11 +112,6 @@ class SendsUnknown(Idle):
 class SendsShape(Idle):
     def broadcast(self, server, visit):
         return {**super().broadcast(server, visit), WEIGHT: torch.zeros(1)}
-
-
-class SendsBytes(Idle):
-    def sent_bytes(self, sent, visit):
-        return float("nan")
 
 
 class UploadDict(Idle):

@@ -65,6 +65,15 @@ def test_what_a_launcher_has_left_in_the_environment_is_one_line(here, monkeypat
     assert told.startswith("error: the environment looks like that of ") and told.count("\n") == 1
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("arguments", [["fit", "--config", "pipe.yaml"], ["status", "--paper", "pipe.yaml"]])
+def test_a_pipe_is_no_configuration_and_no_suite(here, capsys, arguments):
+    """Reading one may never end."""
+    os.mkfifo("pipe.yaml")
+    assert main(arguments) == 2
+    assert "pipe.yaml: it is no regular file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("slot", KINDS)
 def test_help_of_every_class(slot, capsys):
     """Its docstring without ``Args:``, and every argument with a meaning."""
