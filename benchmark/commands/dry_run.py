@@ -36,13 +36,14 @@ def _table(found: Sequence[Part]) -> Table:
     for name in ("runs", "rounds left", "s per round", "time", "judged by", "cells"):
         table.add_column(name, justify="left" if name in ("judged by", "cells") else "right", no_wrap=name != "cells")
     for part in found:
-        known, unknown = part.estimate, "unknown" if part.left else "-"
+        known, unknown = part.per_round, "unknown" if part.left else "-"
+        count = len(part.records)
         table.add_row(
             str(len(part.runs)),
             f"{part.left:,}",
-            f"{known.seconds:.3g}" if known else unknown,
-            duration(part.seconds) if known else unknown,
-            known.source if known else "-",
+            f"{known:.3g}" if known is not None else unknown,
+            duration(part.seconds) if count else unknown,
+            f"{count} record{'s' if count > 1 else ''}" if count else "-",
             escape(", ".join(dict.fromkeys(part.runs[0].cells))),
         )
     return table

@@ -10,35 +10,12 @@ from typing import Any
 from benchmark.config import Run, RunConfig, differences, identity
 from benchmark.console import duration
 from benchmark.runs.environment import machine
-from benchmark.runs.records import read_record
+from benchmark.runs.records import Record, read_record
 from benchmark.runs.states import saved_rounds
 from datamodules.common.errors import RunError
 
 COSTLESS = {"seed", "scale", "rounds", "report", "last_k", "average_last", "data.init_args.partition_seed"}
 """Options that do not affect the time of a round."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Timing of rounds run on this machine.
-
-    Args:
-        config: identity of the run, as plain data.
-        rounds: number of rounds.
-        seconds: total seconds.
-    """
-
-    config: Mapping[str, Any]
-    rounds: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Seconds per round, and a description of the source."""
-
-    seconds: float
-    source: str
 
 
 @dataclass(frozen=True)
@@ -49,22 +26,28 @@ class Part:
         runs: the runs.
         left: remaining rounds of all runs together.
         most: largest number of remaining rounds of one run.
-        estimate: estimated time of a round; ``None`` if unknown.
+        records: those of the same configuration on this machine.
     """
 
     runs: tuple[Run, ...]
     left: int
     most: int
-    estimate: Estimate | None
+    records: Sequence[Record]
+
+    @property
+    def per_round(self) -> float | None:
+        """Mean seconds of a round; ``None`` if there is no record."""
+        seconds = sum(record["timing"]["seconds"] for record in self.records)
+        return seconds / sum(record["rounds"]["done"] for record in self.records) if self.records else None
 
     @property
     def seconds(self) -> float:
         """Remaining seconds; 0 if unknown."""
-        return self.left * self.estimate.seconds if self.estimate else 0.0
+        return self.left * (self.per_round or 0.0)
 
 
-def measured_here(results: Path, gpu: str | None = None) -> list[Measured]:
-    """Read the timings of this machine (same processor, number of cores and GPU) from the records below ``results``.
+def measured_here(results: Path, gpu: str | None = None) -> list[Record]:
+    """Read the records below ``results`` from this machine (same processor, number of cores and GPU).
 
     Args:
         results: folder that holds ``runs/``.
@@ -76,31 +59,17 @@ def measured_here(results: Path, gpu: str | None = None) -> list[Measured]:
             record = read_record(file.parent)
             known = {name: record["environment"].get(name) for name in here}
             if known == here and record["rounds"]["done"]:
-                found.append(Measured(record["config"], record["rounds"]["done"], float(record["timing"]["seconds"])))
+                found.append(record)
     return found
 
 
-def estimate(config: RunConfig, measured: Iterable[Measured]) -> Estimate | None:
-    """Estimate seconds per round as the mean over runs of the same configuration; ``None`` if there are none."""
-    found = [
-        one
-        for one in measured
-        if all(one.config[name]["class_path"] == getattr(config, name).class_path for name in ("method", "data"))
-        and {phrase.partition(":")[0] for phrase in differences(one.config, config)} <= COSTLESS
-    ]
-    if not found:
-        return None
-    source = f"{len(found)} record{'s' if len(found) > 1 else ''}"
-    return Estimate(sum(one.seconds for one in found) / sum(one.rounds for one in found), source)
-
-
-def parts(runs: Iterable[Run], states: Mapping[str, str], measured: Sequence[Measured]) -> list[Part]:
+def parts(runs: Iterable[Run], states: Mapping[str, str], measured: Sequence[Record]) -> list[Part]:
     """Group runs that differ only in their seeds, in order, with their remaining rounds.
 
     Args:
         runs: runs of a plan.
         states: by run id, as in ``runs.states.state``, or ``outdated``.
-        measured: timings of this machine.
+        measured: records of this machine.
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -108,8 +77,14 @@ def parts(runs: Iterable[Run], states: Mapping[str, str], measured: Sequence[Mea
     found = []
     for group in groups.values():
         left = [rounds_left(run, states[run.id]) for run in group]
-        found.append(Part(tuple(group), sum(left), max(left), estimate(group[0].config, measured)))
+        same = [record for record in measured if _costs_the_same(record["config"], group[0].config)]
+        found.append(Part(tuple(group), sum(left), max(left), same))
     return found
+
+
+def _costs_the_same(recorded: Mapping[str, Any], config: RunConfig) -> bool:
+    classes = all(recorded[name]["class_path"] == getattr(config, name).class_path for name in ("method", "data"))
+    return classes and {phrase.partition(":")[0] for phrase in differences(recorded, config)} <= COSTLESS
 
 
 def rounds_left(run: Run, state: str) -> int:
@@ -138,13 +113,13 @@ def summary(found: Sequence[Part], jobs: int = 1) -> list[str]:
     total, left = sum(run.config.rounds for run in runs), sum(part.left for part in found)
     remaining = f"{_counted(left, 'round')} {'is' if left == 1 else 'are'} left"
     lines = [f"{_counted(len(runs), 'run')}, {_counted(total, 'round')}; {remaining}"]
-    known = [(part, part.estimate) for part in found if part.left and part.estimate]
-    unknown = [part for part in found if part.left and not part.estimate]
+    known = [part for part in found if part.left and part.records]
+    unknown = [part for part in found if part.left and not part.records]
     if known:
-        seconds = sum(part.seconds for part, _ in known)
-        longest = max(part.most * per_round.seconds for part, per_round in known)
+        seconds = sum(part.seconds for part in known)
+        longest = max(part.most * part.seconds / part.left for part in known)
         at_once = f", {duration(max(seconds / jobs, longest))} with {jobs} at once" if jobs > 1 else ""
-        of_all = f" for {sum(part.left for part, _ in known):,} of them" if unknown else ""
+        of_all = f" for {sum(part.left for part in known):,} of them" if unknown else ""
         lines.append(f"about {duration(seconds)}{at_once}{of_all}, as measured on this machine")
     if unknown:
         which = f"the other {sum(part.left for part in unknown):,}" if known else "they"

@@ -61,38 +61,22 @@ def update(page: Path, name: str, tables: Iterable[Rendered], plan: Plan, result
         plan: runs of the tables.
         results: folder of the tables.
     """
-    text = page.read_text(encoding="utf-8")
-    texts = {}
-    for table, dataset in _shown(text, name, tables):
-        told = excerpt(table.frame, dataset)
-        if table.of_paper and not table.compare:
-            used = table.data_label(dataset)
-            told = markdown(f"**Scale {table.scale}: not the paper's protocol.** Data: {used}.") + f"\n\n{told}"
-        text = replace_block(text, _block(name, table, dataset), told)
-        drawn = _curves(table, dataset, plan)
-        if drawn:
-            texts[_picture(results, name, table, dataset)] = drawn
-    return write_changed({page: text, **texts})
-
-
-def _shown(text: str, name: str, tables: Iterable[Rendered]) -> list[tuple[Rendered, str]]:
-    """Return the tables and data sets for which a page has a block."""
-    named = [(table, dataset) for table in tables for dataset in table.frame["dataset"].unique()]
-    return [(table, dataset) for table, dataset in named if f"<!-- {_block(name, table, dataset)}:begin -->" in text]
-
-
-def _picture(results: Path, name: str, table: Rendered, dataset: str) -> Path:
-    return results / "tables" / f"{name}-{table.number}-{dataset}.svg"
-
-
-def _block(name: str, table: Rendered, dataset: str) -> str:
-    return f"excerpt:{name}-{table.number}/{dataset}"
-
-
-def _curves(table: Rendered, dataset: str, plan: Plan) -> str | None:
-    """Return the learning curves of an excerpt's rows as SVG, described by run ids; ``None`` before the first."""
-    found = learning_curves(table, dataset, plan)
-    return svg_text(found[0], " ".join(found[1])) if found else None
+    text, figures = page.read_text(encoding="utf-8"), {}
+    for table in tables:
+        for dataset in table.frame["dataset"].unique():
+            block = f"excerpt:{name}-{table.number}/{dataset}"
+            if f"<!-- {block}:begin -->" not in text:
+                continue
+            told = excerpt(table.frame, dataset)
+            if table.of_paper and not table.compare:
+                used = table.data_label(dataset)
+                told = markdown(f"**Scale {table.scale}: not the paper's protocol.** Data: {used}.") + f"\n\n{told}"
+            text = replace_block(text, block, told)
+            if drawn := learning_curves(table, dataset, plan):
+                figures[results / "tables" / f"{name}-{table.number}-{dataset}.svg"] = svg_text(
+                    drawn[0], " ".join(drawn[1])
+                )
+    return write_changed({page: text, **figures})
 
 
 def learning_curves(table: Rendered, dataset: str, plan: Plan) -> tuple[Figure, list[str]] | None:

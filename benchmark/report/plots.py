@@ -1,7 +1,6 @@
 """Learning curves of runs, and of a suite's rows averaged over seeds."""
 
 import io
-import json
 import math
 import os
 import re
@@ -15,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from benchmark.config import Runtime
+from benchmark.config import Runtime, spelled
 from benchmark.report.curves import AXES, Curve, read_curve
 from benchmark.runs.records import Record, Row, read_record
 from benchmark.runs.states import state_of
@@ -107,18 +106,19 @@ def _named_once(names: Sequence[str], count: int) -> None:
 
 
 def default_labels(records: Sequence[Record]) -> list[str]:
-    """Name runs by method, data set if there are several, and options in which the method's runs differ.
+    """Name runs by method, data set if there are several, and the first options in which the method's runs differ.
 
-    At most the three most distinctive options, no lists; runs that still share a name also get their id.
+    Runs that still share a name also get their id.
     """
     several = len({record["dataset"] for record in records}) > 1
     labels = []
     for record in records:
-        peers = [_options(other["config"]) for other in records if other["method"] == record["method"]]
-        keys = [k for k in peers[0] if all(k in p for p in peers) and len({p[k] for p in peers}) > 1]
-        own, best = _options(record["config"]), _telling(keys, peers)
-        told = [f"{key.rpartition('.')[2]}={_short(own[key])}" for key in keys if key in best]
-        told = [record["dataset"]] * several + told + ["…"] * (len(keys) > len(best))
+        own = spelled(record["config"])
+        peers = [spelled(other["config"]) for other in records if other["method"] == record["method"]]
+        apart = [key for key in own if any(peer.get(key, own[key]) != own[key] for peer in peers)]
+        apart = [key for key in apart if not key.endswith("class_path") and not isinstance(own[key], list)]
+        told = [record["dataset"]] * several
+        told += [f"{key.rpartition('.')[2]}={own[key]}" for key in apart[:OPTIONS]] + ["…"] * (len(apart) > OPTIONS)
         labels.append(f"{record['method']} ({', '.join(told)})" if told else record["method"])
     return [
         f"{label} {record['run_id']}" if labels.count(label) > 1 else label
@@ -303,25 +303,3 @@ def _lines(panel: Any, rows: Sequence[Row], column: str, axis: str, **style: Any
         if marked.any():
             line.set(marker="o", markersize=3.5, markevery=np.flatnonzero(marked).tolist())
     return lines
-
-
-def _options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a recorded configuration by dotted name, without lists."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        nested = value.get("init_args", value) if isinstance(value, Mapping) else None
-        flat |= {f"{key}.{k}": v for k, v in nested.items()} if nested is not None else {key: value}
-    return {key: value for key, value in flat.items() if not isinstance(value, list | Mapping)}
-
-
-def _telling(keys: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Choose the few ``keys`` whose values together distinguish most of ``runs``."""
-    best: list[str] = []
-    while len(best) < min(OPTIONS, len(keys)):
-        rest = [key for key in keys if key not in best]
-        best.append(max(rest, key=lambda key: len({tuple(run[k] for k in (*best, key)) for run in runs})))
-    return best
-
-
-def _short(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -7,7 +7,7 @@ import pytest
 from benchmark.config import Run, RunConfig, Runtime, identity, resolve
 from benchmark.registry import ClassSpec
 from benchmark.report import cost
-from benchmark.report.cost import Measured, estimate, measured_here, parts, summary
+from benchmark.report.cost import measured_here, parts, summary
 from benchmark.runs.environment import machine
 from benchmark.runs.folder import RunFolder
 from run_folders import change
@@ -26,18 +26,23 @@ def planned(made):
     return Run.of(made, "1/A/low")
 
 
+def measured(made, rounds, seconds):
+    return {"config": identity(made), "rounds": {"done": rounds}, "timing": {"seconds": seconds}}
+
+
 def test_only_runs_of_the_same_configuration_count():
     """Whatever their seeds and rounds; other options of the method may change everything."""
-    same = Measured(identity(config(seed=2, rounds=8)), rounds=8, seconds=16.0)
-    other = Measured(identity(config(lr=0.5)), rounds=1, seconds=100.0)
-    data = Measured(identity(config(clients=50)), rounds=1, seconds=1000.0)
-    found = estimate(config(), [same, replace(same, seconds=16.0), other, data])
-    assert (found.seconds, found.source) == (2.0, "2 records")
-    found = estimate(config(), [same, other, data])
-    assert (found.seconds, found.source) == (2.0, "1 record")
-    assert estimate(config(), [other, data]) is None
-    elsewhere = replace(config(), method=ClassSpec("methods.fixmatch.FixMatch"))
-    assert estimate(elsewhere, [same]) is None
+    same = measured(config(seed=2, rounds=8), 8, 16.0)
+    others = [measured(config(lr=0.5), 1, 100.0), measured(config(clients=50), 1, 1000.0)]
+
+    def per_round(made, *records):
+        run = planned(made)
+        (part,) = parts([run], {run.id: "missing"}, records)
+        return part.per_round
+
+    assert per_round(config(), same, same, *others) == per_round(config(), same, *others) == 2.0
+    assert per_round(config(), *others) is None
+    assert per_round(replace(config(), method=ClassSpec("methods.fixmatch.FixMatch")), same) is None
 
 
 @pytest.mark.parametrize(("another", "count"), [({}, 1), ({"cpu": "another"}, 0), ({"gpu": "a GPU"}, 0)])
@@ -50,14 +55,13 @@ def test_only_records_of_this_machine_count(tmp_path, another, count):
     change(run.path, lambda record: record["environment"].update(machine() | another))
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "record.json").write_text("{")
-    assert [one.rounds for one in measured_here(tmp_path)] == [1] * count
+    assert [one["rounds"]["done"] for one in measured_here(tmp_path)] == [1] * count
 
 
 def test_parts_are_runs_that_differ_in_their_seeds(tmp_path):
     first, second, other = (planned(one) for one in (config(seed=1), config(seed=2), config(lr=0.5)))
-    measured = [Measured(identity(config()), rounds=1, seconds=900.0)]
     states = {first.id: "complete", second.id: "missing", other.id: "missing"}
-    found = parts([first, second, other], states, measured)
+    found = parts([first, second, other], states, [measured(config(), 1, 900.0)])
     assert [(len(part.runs), part.left, part.seconds) for part in found] == [(2, 4, 3600.0), (1, 4, 0.0)]
     assert summary(found, jobs=4) == [
         "3 runs, 12 rounds; 8 rounds are left",

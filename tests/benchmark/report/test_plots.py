@@ -190,7 +190,7 @@ def test_default_labels() -> None:
     assert labels([record("a", dpl=True)]) == ["fixmatch"]
     assert labels([record("a", dpl=True), record("b", method="feddb", dpl=False)]) == ["fixmatch", "feddb"]
     assert labels([record("a", dpl=True), record("b", dpl=False), record("c", method="feddb", t=1)]) == [
-        "fixmatch (dpl=true)", "fixmatch (dpl=false)", "feddb"
+        "fixmatch (dpl=True)", "fixmatch (dpl=False)", "feddb"
     ]  # fmt: skip
     assert labels([record("a", seed=1), record("b", seed=2, new=3)]) == [
         "fixmatch (seed=1)",
@@ -199,7 +199,7 @@ def test_default_labels() -> None:
     assert labels([record("a"), record("b", dataset="cifar10")]) == ["fixmatch (digits)", "fixmatch (cifar10)"]
     assert labels([record("a"), record("b")]) == ["fixmatch a", "fixmatch b"]
     many = [record(str(i), a=i % 2, b=i % 2, c=i % 2, d=f"x{i}", seed=i) for i in range(4)]
-    assert labels(many)[3] == "fixmatch (a=1, b=1, d=x3, …)" and len(set(labels(many))) == 4
+    assert labels(many)[3] == "fixmatch (a=1, b=1, c=1, …) 3" and len(set(labels(many))) == 4
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_plot_labels(runs: list[str], drawn: list[Any]) -> None:
     """Given with ``--labels``, or made from the records."""
     assert main(["plot", *runs]) == 0
     assert main(["plot", *runs, "--labels", "plain, with DPL", "--out", "labelled.SVG"]) == 0
-    assert texts(drawn[0].legends[0]) == ["fixmatch (dpl=false)", "fixmatch (dpl=true)"]
+    assert texts(drawn[0].legends[0]) == ["fixmatch (dpl=False)", "fixmatch (dpl=True)"]
     assert texts(drawn[1].legends[0]) == ["plain", "with DPL"]
     assert Path("curves.png").is_file() and Path("labelled.SVG").is_file()
 
