@@ -92,14 +92,6 @@ def test_missing_or_other_files_raise_one_clear_error(folder: Path, tmp_path_fac
             ag_news.read_texts(empty)
 
 
-def test_a_folder_that_does_not_exist_is_a_folder_without_texts(tmp_path: Path) -> None:
-    """Also with the options whose features are cached as a whole, before there is a folder for that cache."""
-    for options in ({}, {"texts": "listed", "strong": "words", "encoder": "minilm"}):
-        with pytest.raises(DataError, match=r"ag_news is not in .*nowhere: looked for .*original release"):
-            make(tmp_path / "nowhere", **options)
-    assert not (tmp_path / "nowhere").exists()
-
-
 def test_the_sample_has_as_many_texts_per_class_as_there_are_at_most() -> None:
     labels = np.repeat([0, 1, 2, 3], [5, 30, 20, 10])[np.random.RandomState(0).permutation(65)]
     keep = ag_news.sample(labels, 12)

@@ -1,11 +1,10 @@
 """Data modules: sites hold what they may, views are right, hidden labels stay hidden, a plain ``Trainer`` works."""
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
 
-from benchmark.registry import KINDS, find_class, known_names
+from benchmark.registry import KINDS, find_class
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.common.streams import generator
@@ -14,8 +13,6 @@ from datamodules.io import sources
 from datamodules.partition.sites import true_labels
 from datamodules.views.batches import epoch
 from federations import SCENARIOS, few_data, make_data, make_method
-
-DATA_SETS = [name for name in known_names(KINDS["data"]) if not find_class(name, KINDS["data"]).measured]
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +32,6 @@ class Vectors(FSSLDataModule):
 
 
 # --- data sets
-
-
-@pytest.mark.parametrize("name", DATA_SETS)
-def test_a_data_set_knows_itself_before_it_is_read(name, tmp_path):
-    """Class constants that fit each other; making a module touches no file."""
-    data = find_class(name, KINDS["data"])(data_dir=str(tmp_path / "nowhere"))
-    assert data.num_classes > 1 and data.train_size > 1000
-    assert len(data.mean) == len(data.std) in ((0,) if name == "ag_news" else (1, 3))  # features have none
-    assert all(0 < m < 1 for m in data.mean) and all(0 < s < 1 for s in data.std)
-    assert {"weak", "test"} <= set(data.views)
-    assert not (tmp_path / "nowhere").exists()
-    assert isinstance(data, L.LightningDataModule)
 
 
 CONSTANTS = {

@@ -1,7 +1,6 @@
 """Named random streams: pure functions of their name, independent of each other and of torch's own generator."""
 
 import hashlib
-import itertools
 
 import torch
 
@@ -14,16 +13,6 @@ def test_seeds_are_pinned():
     assert derive_seed(0, "order/labelled/1", 3, 2, 0) == 8937942033369402837
     digest = hashlib.sha256(b"augment:7:5:-1").digest()
     assert derive_seed(7, "augment", 5, SERVER) == int.from_bytes(digest[:8], "little") // 2
-
-
-def test_seeds_fit_every_generator_and_differ():
-    """63 bits; runs, purposes, rounds and clients never share a seed, in whichever order they are named."""
-    names = list(itertools.product(range(3), ("order", "augment"), range(12), (SERVER, *range(12))))
-    seeds = {derive_seed(seed, purpose, *where) for seed, purpose, *where in names}
-    assert len(seeds) == len(names)
-    assert all(0 <= seed < 2**63 for seed in seeds)
-    assert derive_seed(1, "order", 12) != derive_seed(11, "order", 2)
-    assert derive_seed(1, "order", 2, 3) != derive_seed(1, "order", 3, 2)
 
 
 def test_a_generator_repeats_its_stream_and_leaves_the_others_alone():

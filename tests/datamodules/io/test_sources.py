@@ -300,20 +300,6 @@ def test_nothing_found_gives_one_error_with_places_reason_and_remedy(tmp_path, m
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.usefixtures("counts")
-def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
-    fake_downloads(monkeypatch)
-
-    def full(file, **arrays):
-        file.write(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(DataError, match=r"cannot write .*cifar10.npz .0 MB.: disk full. Free some space"):
-        sources.cifar10(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
 # --- random split
 
 

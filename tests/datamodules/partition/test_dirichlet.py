@@ -91,21 +91,6 @@ def test_vanishing_shares_give_each_class_to_one_open_client(beta):
         assert all(len(np.unique(labels[part])) == 10 for part in parts)
 
 
-def test_vanishing_shares_choose_uniformly_among_the_clients_below_the_cap():
-    labels = np.arange(8) // 2
-    owners = np.zeros((4, 4), dtype=int)  # [class, client]
-    for seed in range(400):
-        parts = unshuffled(labels, 4, 1e-9, RandomState(seed), min_size=2)
-        for client, part in enumerate(parts):
-            owners[labels[part[0]], client] += 1
-    assert (abs(owners - 100) < 4 * np.sqrt(400 * 0.25 * 0.75)).all()
-
-
-def test_a_large_beta_gives_nearly_equal_shares():
-    parts = unshuffled(np.zeros(1000, dtype=int), 4, 1e9, RandomState(0))
-    assert all(abs(len(part) - 250) <= 1 for part in parts)
-
-
 @pytest.mark.parametrize(
     ("num_clients", "options", "message"),
     [

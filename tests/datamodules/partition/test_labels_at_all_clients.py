@@ -14,8 +14,6 @@ from datamodules.fashion_mnist import FashionMNIST
 from datamodules.io.sources import Arrays
 from datamodules.partition.partition import Partition, labelled_sets
 from datamodules.partition.split import dirichlet, iid
-from datamodules.views import pipelines
-from datamodules.views.pipelines import Look
 from federations import make_data
 
 LABELS = RandomState(0).permutation(np.repeat(np.arange(10), 5000))  # as many as CIFAR-10's
@@ -96,22 +94,6 @@ def test_settings_position_by_position(labelled: str, unlabelled: str) -> None:
         assert ours.unlabelled[k].tolist() == second[k].tolist()
 
 
-def test_pool_order_stratification_and_seed() -> None:
-    """The pool is each class's first images, or a draw; stratified clients have five labels of every class."""
-    first = {i for c in range(10) for i in np.flatnonzero(c == LABELS)[:500].tolist()}
-    pools = {
-        order: set(np.concatenate(make(labelled_pool_order=order, partition="iid").labelled).tolist())
-        for order in ("dataset", "shuffled")
-    }
-    assert pools["dataset"] == first
-    assert 100 < len(pools["shuffled"] & first) < 1000
-    assert np.bincount(LABELS[list(pools["shuffled"])]).tolist() == [500] * 10
-    level, drawn = (make(partition="iid", iid_stratified=s).histogram(LABELS, 10, "labelled") for s in (True, False))
-    assert (level == 5).all()
-    assert drawn.min() < 3
-    assert make(1, partition="iid").hash == make(1, partition="iid").hash != make(2, partition="iid").hash
-
-
 def test_one_joint_draw_with_the_first_labels_of_every_class() -> None:
     """Up to five of each present class, in the order of the client's list; the rest has no labels."""
     part = make(num_labels=None, labels_per_class=5, partition="dirichlet")
@@ -159,29 +141,6 @@ def test_repeated_labels_reach_the_client_and_need_their_scenario() -> None:
 
 
 # --- views
-
-
-def cut(name: str, look: Look, pictures: torch.Tensor, index: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    view = pipelines.views("randaugment_levels_cutout", look)[name]
-    return view(view.geometry.prepare(pictures), index, torch.Generator().manual_seed(seed))
-
-
-def test_labelled_views_have_black_borders_and_one_square() -> None:
-    """Zero padding shows where reflection would not; Cutout is a square of 16 at most, 0 after normalisation."""
-    look, index = Look(32, 40, 0.5, (0.5,), (0.25,)), torch.zeros(500, dtype=torch.int64)
-    white = torch.full((1, 32, 32, 3), 255, dtype=torch.uint8)
-    plain, holed, weak = (cut(name, look, white, index) for name in ("zero_crop", "cutout", "weak"))
-    assert plain.unique().tolist() == [-2.0, 2.0]  # black and white
-    assert weak.unique().tolist() == [2.0]
-    rows = (plain[:, 0] == -2).all(dim=2).sum(dim=1)
-    assert set(rows.tolist()) == {0, 1, 2, 3, 4}
-    zeros = holed[:, 0] == 0
-    assert bool(zeros.flatten(1).any(dim=1).all())
-    area = zeros.flatten(1).sum(dim=1)
-    height, width = zeros.any(dim=2).sum(dim=1), zeros.any(dim=1).sum(dim=1)
-    assert torch.equal(area, height * width)
-    assert (int(height.max()), int(height.min()), int(width.max()), int(width.min())) == (16, 8, 16, 8)
-    assert bool((holed[:, 1] == 0).eq(zeros).all())
 
 
 class Clothes(FashionMNIST):

@@ -27,18 +27,6 @@ def test_a_sample_depends_on_the_round_alone(rule):
     assert all(s == sorted(set(s)) and len(s) == 10 and s[0] >= 0 and s[-1] < 50 for s in forward)
 
 
-def test_seeds():
-    """The run seed draws other clients under ``uniform``; ``numpy_round`` is the same in every run."""
-    uniform = [[Roster(50, (), seed, 10).sample(r) for r in range(5)] for seed in (0, 1)]
-    fixed = [[Roster(50, (), seed, 10, "numpy_round").sample(r) for r in range(5)] for seed in (0, 1)]
-    assert uniform[0] != uniform[1]
-    assert (
-        fixed[0]
-        == fixed[1]
-        == [sorted(np.random.RandomState(r).choice(50, 10, replace=False).tolist()) for r in range(5)]
-    )
-
-
 def test_numpy_round_draws_the_published_clients():
     """The first three rounds of FedDure's released code."""
     published = [[26, 86, 2, 55, 75], [80, 84, 33, 81, 93], [83, 30, 56, 24, 16]]

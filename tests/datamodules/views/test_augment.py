@@ -8,7 +8,7 @@ from torchvision.transforms.functional import normalize, to_tensor
 
 from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.views import augment
-from datamodules.views.augment import Cutout, Geometry, Pad, PadCrop, Resize, View, ZoomCrop, normalise, resize
+from datamodules.views.augment import Cutout, Geometry, PadCrop, Resize, View, ZoomCrop, normalise, resize
 
 MEAN, STD = (0.49, 0.48, 0.44), (0.247, 0.243, 0.261)
 
@@ -132,26 +132,6 @@ def test_the_test_view_is_deterministic_and_not_enlarged():
     for row, i in enumerate((4, 1)):
         assert (batch[row] - normalize(to_tensor(pillow(images[i])), MEAN, STD)).abs().max() < 1e-6
     assert Resize(24).prepare(images).shape == (6, 24, 24, 3)
-
-
-@pytest.mark.parametrize(
-    ("geometry", "side"),
-    [
-        (Resize(32, channels=3), 32),
-        (Pad(2, channels=3), 32),
-        (ZoomCrop(36, 32, channels=3), 36),
-        (PadCrop(4, "reflect", base=Pad(2), channels=3), 40),
-        (PadCrop(4, "reflect", base=Resize(32, channels=3)), 40),
-    ],
-)
-def test_one_channel_becomes_three_identical_channels(geometry: Geometry, side):
-    prepared = geometry.prepare(noise(5, 28, 28, 1))
-    assert prepared.shape == (5, side, side, 3)
-    assert prepared.is_contiguous()
-    windows = geometry(prepared, torch.arange(5), seeded())
-    assert windows.shape == (5, 32, 32, 3)
-    assert torch.equal(windows[..., 0], windows[..., 2])
-    assert windows.float().std() > 0
 
 
 @pytest.mark.parametrize("geometry", [ZoomCrop(40, 32), PadCrop(4, "reflect"), PadCrop(4, "zero"), Resize(24)])

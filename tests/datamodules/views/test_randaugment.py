@@ -122,13 +122,6 @@ def test_operation_equals_pillow(name, side):
         assert (expected != images.numpy()).mean() > 0.05
 
 
-@pytest.mark.parametrize("name", OPS)
-def test_operation_treats_images_one_by_one(name):
-    images, v = pictures(12, 32), magnitudes(name, 12)
-    alone = torch.cat([OPS[name](images[i : i + 1], v[i : i + 1]) for i in range(12)])
-    assert torch.equal(OPS[name](images, v), alone)
-
-
 def sheet_fixmatch_uniform(name, u, coin, cap):
     low, high = {
         "posterize": (4, 8),
