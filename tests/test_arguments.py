@@ -18,7 +18,6 @@ TUNED = {
     "confidence_gate": "threshold: how sure FedIRM's teacher must be",
     "entropy_gate": "threshold: how unsure it may be",
     "threshold": "threshold: of pseudo-labels",
-    "lambda_u": "weight: of the unlabelled loss",
     "temperature": "temperature: of the teacher's targets",
     "ema_decay": "momentum: of the teacher",
     "target_decay": "momentum: of FedCon's target network",
@@ -37,7 +36,7 @@ BY_USERS = {
 }
 """Arguments of data modules that no suite here sets, and why somebody else does."""
 
-KINDS_OF_TUNING = {"weight", "threshold", "epochs", "momentum", "temperature"}
+KINDS_OF_TUNING = {"threshold", "epochs", "momentum", "temperature"}
 NOT_IN_A_ROW = {"method": TUNED, "data": BY_USERS}
 CLASSES = [(slot, name) for slot in NOT_IN_A_ROW for name in own_names(KINDS[slot])]
 
