@@ -48,8 +48,8 @@ def placed(run: Run) -> Run:
     if not isinstance(devices, int) or devices < 1:
         raise ConfigError(f"devices={devices}: give a number of processes from 1, or auto")
     if threads == "auto":
-        kept, alone = kept_threads(run) if accelerator == "cpu" else 1, devices * rt.num_nodes == 1
-        threads = asked_threads() or kept or (idle_cores() if alone else max(1, cores() // devices))
+        known = asked_threads() or (kept_threads(run) if accelerator == "cpu" else 1)
+        threads = known or (idle_cores() if devices * rt.num_nodes == 1 else max(1, cores() // devices))
     return run.replace(runtime=replace(rt, accelerator=accelerator, devices=devices, threads=threads))
 
 
