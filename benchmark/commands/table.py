@@ -206,7 +206,7 @@ def _mirror(
     plan: "Plan",
     pages: "Sequence[Rendered]",
 ) -> None:
-    """Send tables (long and as published) and learning curves to W&B."""
+    """Send tables and learning curves to W&B."""
     from benchmark.report import excerpt, leaderboard
     from benchmark.report.differences import draw_differences, panels
     from benchmark.report.formats import numeric
@@ -218,8 +218,6 @@ def _mirror(
     frames: dict[str, Any] = {page.number: numeric(page.frame, ("table", "runs")) for page in pages}
     figures = {}
     for page in pages:
-        if len(page.layout.only_run().rows):
-            frames[f"{page.number} as published"] = page.wide
         for dataset in page.layout.touched_data():
             if drawn := excerpt.learning_curves(page, dataset, plan):
                 figures[f"curves {page.number} {dataset}"] = drawn[0]
