@@ -206,7 +206,7 @@ def _mirror(
     plan: "Plan",
     pages: "Sequence[Rendered]",
 ) -> None:
-    """Send tables and learning curves to W&B."""
+    """Send tables (long and as published) and learning curves to W&B."""
     from benchmark.report import excerpt, leaderboard
     from benchmark.report.differences import draw_differences, panels
     from benchmark.report.formats import numeric
