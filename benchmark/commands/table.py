@@ -192,8 +192,6 @@ def _mirror(suite: Suite, runtime: Runtime, scale: str, name: str, plan: "Plan",
     frames: dict[str, Any] = {page.number: numeric(page.frame, ("table", "runs")) for page in pages}
     figures = {}
     for page in pages:
-        if len(page.layout.only_run().rows):
-            frames[f"{page.number} as published"] = page.wide
         for dataset in page.layout.touched_data():
             if drawn := excerpt.learning_curves(page, dataset, plan):
                 figures[f"curves {page.number} {dataset}"] = drawn[0]

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 from textwrap import wrap
-from typing import Any
 
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
@@ -12,7 +11,7 @@ from tabulate import tabulate
 
 from benchmark.console import printable
 from benchmark.report.cells import NONE_RUN, Cell
-from benchmark.report.formats import Marked, csv_text, latex_comment, latex_table, markdown, numeric, pipe_table, texts
+from benchmark.report.formats import Marked, csv_text, latex_comment, latex_table, markdown, pipe_table, texts
 from benchmark.suites.plan import Table
 
 WIDTH = 100  # characters per line in a terminal
@@ -140,23 +139,6 @@ class Rendered:
             cells.setdefault(keys, {})[line.row.dataset, line.metric] = line
         rows = tuple((keys, tuple(of_row.get(column) for column in columns)) for keys, of_row in cells.items())
         return Layout(("method", *(c.replace("_", " ") for c in heads)), columns, rows)
-
-    @property
-    def wide(self) -> pd.DataFrame:
-        """Return the runs in the published layout as numbers.
-
-        Per data set and metric: ours, ``±`` (half-width of the 95 % interval) and, if any are printed, the published
-        value.
-        """
-        shown, body = self.layout.only_run(), []
-        for keys, cells in shown.rows:
-            line: dict[str, Any] = dict(zip(shown.heads, keys, strict=True))
-            for name, cell in zip(self._titles(shown), cells, strict=True):
-                line |= {name: cell and cell.ours, f"{name} ±": cell and cell.ci95}
-                if self.printed:
-                    line[f"{name} published"] = cell and cell.published
-            body.append(line)
-        return numeric(pd.DataFrame(body), shown.heads)
 
     @property
     def of_paper(self) -> bool:

@@ -107,7 +107,6 @@ def late_rise(rows: Sequence[Row]) -> float:
     Args:
         rows: the evaluated rounds, ascending; the last one ends the run.
     """
-    rows = [row for row in rows if row["acc"] is not None]
     done = np.array([row["round"] + 1 for row in rows])
     late = done >= 0.75 * done[-1] if len(done) else np.zeros(0, dtype=bool)
     if late.sum() < 2:
@@ -142,7 +141,7 @@ def cost(record: Record, rows: Sequence[Row], accuracy: float) -> Mapping[str, f
         ``seconds``: the run's seconds, split over its rounds as the rows' own seconds are.
     """
     timed = with_cost(rows)
-    reached = next((row for row in timed if row["acc"] is not None and row["acc"] >= accuracy), None)
+    reached = next((row for row in timed if row["acc"] >= accuracy), None)
     if reached is None:
         return None
     spent = {name: float(reached[name]) for name in SPENT if name in reached}

@@ -44,14 +44,6 @@ def suite() -> Suite:
     )
 
 
-def test_the_wide_table_has_numbers_where_numbers_stand():
-    """As published, rows as lines; a word, or a row's size that looks like a number, stays a text."""
-    wide = rendered({("A", "mine", "s"): 40.0, ("A", "other", "s"): 60.0}).wide
-    assert wide["method"].tolist() == ["mine", "other"]
-    assert wide["A acc"].tolist() == [40.0, 60.0] and wide["A acc published"].tolist() == [50.0, 50.0]
-    assert set(wide.dtypes.drop(["method", "net size"]).astype(str)) == {"float64"}
-
-
 def rendered(values: dict[tuple[str, str, str], float], scale: str = "paper") -> Rendered:
     """The table with both seeds of these rows, by data set, method and size."""
     toy = suite()

@@ -189,13 +189,6 @@ def test_a_tie_is_one_though_the_last_digit_differs():
     assert superiority(scores).loc["a", "b"] == compare(scores, "b").loc["a", "above"] == 0.5
 
 
-def test_a_round_without_an_accuracy_is_passed_over():
-    rows = [{"round": number, "acc": acc, "steps": 1} for number, acc in enumerate([10.0, None, 30.0, 40.0, 50.0])]
-    assert cost({"timing": {"seconds": 1.0}}, rows, 20.0)["rounds"] == 3
-    late = [{"round": number, "acc": 50.0 + number if number != 6 else None} for number in range(8)]
-    assert late_rise(late) == pytest.approx(2.0)
-
-
 def test_the_cost_of_an_accuracy():
     record = {"timing": {"seconds": 100.0}, "rounds": {"total": 10}}
     rows = [
