@@ -50,7 +50,13 @@ CLASS_COUNTS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "isic2018": ((261, 425, 873, 88, 889, 5363, 113), (66, 89, 226, 27, 224, 1342, 29)),
 }
 DEBIAN_FASHION_MNIST = "/usr/share/datasets/fashion-mnist"
-MNIST_PARTS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+MNIST_MD5 = {
+    "train-images-idx3": "6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1": "a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3": "2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1": "27ae3e4e09519cfbb04c629615203637",
+}
+"""MD5 of MNIST's unpacked files."""
 ISIC_CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 FIELDS = ("train_images", "train_labels", "test_images", "test_labels", "class_names")
 """The arrays of a cache, and of ``Arrays``."""
@@ -323,45 +329,54 @@ def svhn(data_dir: Folder) -> Arrays:
 
 
 def mnist(data_dir: Folder) -> Arrays:
-    """Read MNIST, 60 000 + 10 000 images 28x28x1 in original order."""
-    return _mnist("MNIST", data_dir, tuple("0123456789"))
+    """Read MNIST, 60 000 + 10 000 images 28x28x1 in original order; the files' content must be the published one."""
+    return _mnist("MNIST", data_dir, tuple("0123456789"), list(MNIST_MD5.values()))
 
 
 def fashion_mnist(data_dir: Folder) -> Arrays:
     """Read Fashion-MNIST, 60 000 + 10 000 images 28x28x1 in original order; also finds Debian's package."""
     from torchvision.datasets import FashionMNIST
 
-    return _mnist("FashionMNIST", data_dir, FashionMNIST.classes, [DEBIAN_FASHION_MNIST + "/{}-ubyte.gz"])
+    return _mnist("FashionMNIST", data_dir, FashionMNIST.classes, more=[DEBIAN_FASHION_MNIST + "/{}-ubyte.gz"])
 
 
-def _mnist(kind: str, data_dir: Folder, classes: Sequence[str], more: Sequence[str] = ()) -> Arrays:
+def _mnist(
+    kind: str,
+    data_dir: Folder,
+    classes: Sequence[str],
+    md5: Sequence[str | None] = (None,) * len(MNIST_MD5),
+    more: Sequence[str] = (),
+) -> Arrays:
     """Read a data set in MNIST's four files, gzipped or not.
 
     Args:
         kind: torchvision's class, which downloads it.
         data_dir: see ``load``.
         classes: the classes' names.
+        md5: MD5 of the files' content, where it is checked.
         more: where else a file may lie, with ``{}`` for the part.
     """
     from torchvision import datasets
 
     def read(root: Path, files: list[Path]) -> Content:
-        train, train_labels, test, test_labels = map(_idx, files)
+        train, train_labels, test, test_labels = map(_idx, files, md5)
         return train[..., None], train_labels, test[..., None], test_labels, classes
 
     places = [f"{kind}/raw/{{}}-ubyte", f"{kind}/raw/{{}}-ubyte.gz", *more]
     return load(
         kind.lower().replace("fashion", "fashion_"),
         data_dir,
-        [FileLayout(tuple(place.format(part) for part in MNIST_PARTS), read) for place in places],
+        [FileLayout(tuple(place.format(part) for part in MNIST_MD5), read) for place in places],
         lambda root: getattr(datasets, kind)(root, download=True),
         f"Run torchvision.datasets.{kind}('.', download=True) where there is a network and copy {kind}",
     )
 
 
-def _idx(file: Path) -> NDArray[np.uint8]:
-    """Read an IDX file of bytes, gzipped or not."""
+def _idx(file: Path, md5: str | None) -> NDArray[np.uint8]:
+    """Read an IDX file of bytes, gzipped or not; its content must have the MD5, if one is given."""
     data = gzip.decompress(read_bytes(file)) if file.suffix == ".gz" else read_bytes(file)
+    if md5 and (found := hashlib.md5(data, usedforsecurity=False).hexdigest()) != md5:
+        raise DataError(f"the content of {file.name} has the MD5 {found} instead of {md5}")
     start, kind, axes = struct.unpack_from(">HBB", data)
     if (start, kind) != (0, 8):
         raise DataError(f"{file.name} is not an IDX file of bytes")

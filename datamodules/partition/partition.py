@@ -66,24 +66,29 @@ class Partition:
         """Check the partition against a train set of ``num_samples``.
 
         Raises:
-            DataError: a position does not exist, a sample has two owners or two roles, or the unlabelled pool has one
-                that is labelled, or misses one that a client has.
+            DataError: a position does not exist, a sample has two owners or two roles, or a pool contains a sample
+                twice, contains one of the other kind, or misses one that a client has.
         """
         labelled, unlabelled = Lists.of(self.labelled).flat, Lists.of(self.unlabelled).flat
-        every = np.concatenate([labelled, unlabelled, self.server, self.pool])
+        drawn = labelled if self.labelled_pool is None else self.labelled_pool
+        every = np.concatenate([labelled, unlabelled, self.server, self.pool, drawn])
         outside = every[(every < 0) | (every >= num_samples)]
         if len(outside):
             raise DataError(
                 f"the partition was made for another data set: it assigns position {outside[0]}, but there are "
                 f"{num_samples} samples"
             )
-        own, others, server, pool = (
-            np.bincount(part, minlength=num_samples) for part in (labelled, unlabelled, self.server, self.pool)
+        own, others, server, pool, all_drawn = (
+            np.bincount(part, minlength=num_samples) for part in (labelled, unlabelled, self.server, self.pool, drawn)
         )
         problems = {
             "assigns sample {} twice": own + others + server > 1,
+            "has sample {} in the unlabelled pool twice": pool > 1,
             "has sample {} in the unlabelled pool, although it is labelled": pool * (own + server) > 0,
             "does not have sample {} in the unlabelled pool, but a client has it": pool < others,
+            "has sample {} in the labelled pool twice": all_drawn > 1,
+            "has sample {} in both pools": all_drawn * pool > 0,
+            "does not have sample {} in the labelled pool, but a client has it": all_drawn < own,
         }
         for problem, wrong in problems.items():
             if wrong.any():

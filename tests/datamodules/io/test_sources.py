@@ -4,6 +4,7 @@ import hashlib
 import pickle
 import struct
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -194,6 +195,13 @@ def idx(values):
     return struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.tobytes()
 
 
+def publish(monkeypatch):
+    """Make the content that ``write_mnist`` writes the published one of MNIST."""
+    with TemporaryDirectory() as folder:
+        for file in write_mnist(Path(folder), False):
+            monkeypatch.setitem(sources.MNIST_MD5, file.name.removesuffix("-ubyte"), md5(file))
+
+
 def write_mnist(folder, compress):
     folder.mkdir(parents=True, exist_ok=True)
     files = []
@@ -235,8 +243,12 @@ def test_svhn_files_and_its_digit_zero(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("counts", "offline")
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize(("read", "folder"), [(sources.mnist, "MNIST"), (sources.fashion_mnist, "FashionMNIST")])
-def test_mnist_files(tmp_path, read, folder, compress):
+def test_mnist_files(tmp_path, monkeypatch, read, folder, compress):
     files = write_mnist(tmp_path / folder / "raw", compress)
+    if folder == "MNIST":
+        with pytest.raises(DataError, match=r"mnist: .*train-images-idx3-ubyte.*MD5 .* instead of 6bbc9ace"):
+            read(tmp_path)
+        publish(monkeypatch)
     arrays = read(tmp_path)
     np.testing.assert_array_equal(arrays.train_images, pictures(6, 28, 28, 1, seed=3))
     assert arrays.train_labels.tolist() == [0, 1, 2, 0, 1, 2] and arrays.test_labels.tolist() == [2, 1, 0]
@@ -244,7 +256,9 @@ def test_mnist_files(tmp_path, read, folder, compress):
     assert arrays.class_names[9] == {"MNIST": "9", "FashionMNIST": "Ankle boot"}[folder]
     assert arrays.sha256 == {file.name: digest(file) for file in files}
     files[0].write_bytes(gzip.compress(b"\0\0\1\3" * 9) if compress else b"\0\0\1\3" * 9)
-    with pytest.raises(DataError, match=r"DataError: t10k-images-idx3-ubyte.* is not an IDX file of bytes"):
+    with pytest.raises(
+        DataError, match=r"DataError: t10k-images-idx3-ubyte.*(not an IDX file|has the MD5)"
+    ):
         read(tmp_path)
 
 
@@ -259,7 +273,7 @@ def fake_downloads(monkeypatch):
     monkeypatch.setattr(
         datasets.mnist,
         "download_and_extract_archive",
-        lambda url, download_root, **_: write_mnist(Path(download_root), False),
+        lambda url, download_root, **_: [publish(monkeypatch), write_mnist(Path(download_root), False)],
     )
 
 

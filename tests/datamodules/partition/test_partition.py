@@ -77,7 +77,11 @@ def test_damaged_partition_files_give_one_error(tmp_path, damage, message):
         ((([1], [2, 1]), ([], []), [], []), "sample 1 twice"),
         ((([3],), ([],), [3], []), "sample 3 twice"),
         ((([],), ([],), [5], [5]), "sample 5 .* although it is labelled"),
+        ((([],), ([],), [], [5, 5]), "sample 5 in the unlabelled pool twice"),
         ((([],), ([5, 6],), [], [6]), "not have sample 5 in the unlabelled pool"),
+        ((([0, 1],), ([2],), [], [2, 3], [0, 1, 1]), "sample 1 in the labelled pool twice"),
+        ((([0, 1],), ([2],), [], [2, 3], [0, 1, 2]), "sample 2 in both pools"),
+        ((([0, 1],), ([2],), [], [2, 3], [0, 4]), "not have sample 1 in the labelled pool"),
     ],
 )
 def test_validate_names_the_sample(fields, message):
