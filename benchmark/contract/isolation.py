@@ -38,6 +38,7 @@ from benchmark.contract.federations import (
     contract_federation,
     culprits,
     different,
+    different_from_reference,
     different_rows,
     make_method,
     plain_fabric,
@@ -147,13 +148,12 @@ def nothing_matters(method: Method) -> bool:
 
 def differences_under(method: Method, circumstances: Collection[str]) -> list[str]:
     """How two rounds under these circumstances and no others differ from the reference run, in words."""
-    run = reference(method)
+    reference(method)
     precision = "32-scaled" if SCALE in circumstances else "32-true"
     plain_fabric(precision)  # launched before the fakes, as is everything that is not the method's
     with ExitStack() as stack:
-        stack.enter_context(
-            faked(method, {place: fake for name in circumstances for place, fake in HOSTS.get(name, {}).items()})
-        )
+        fakes = [HOSTS.get(name, {}) for name in circumstances]
+        stack.enter_context(faked(method, {place: fake for some in fakes for place, fake in some.items()}))
         if RANK in circumstances:
             stack.enter_context(patch.dict(os.environ, RANKS))
         if ORDER in circumstances:
@@ -161,9 +161,7 @@ def differences_under(method: Method, circumstances: Collection[str]) -> list[st
         federation = contract_federation(method, precision=precision)
         if RANK in circumstances:
             federation.engine.context = replace(federation.engine.context, rank=1, ranks=3)
-        rows = rounds_until(federation, 2)
-    but = OVERFLOW if SCALE in circumstances else ()
-    return different_rows(rows, run.rows[:2], but) + different(federation.server, run.servers[2])
+        return different_from_reference(method, federation, 2, OVERFLOW if SCALE in circumstances else ())
 
 
 @contextmanager

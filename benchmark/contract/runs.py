@@ -1,11 +1,13 @@
 """Checks of whole runs on real digits, in the scenario that the method is made for, and of steps in all engines."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -237,17 +239,6 @@ class Visited(IterableDataset[Batch]):
         return self.site.batches(self.work, self.epochs - 1)
 
 
-class TakeUp(L.Callback):
-    """Loads the optimiser states that the client has kept into the optimisers of a Trainer."""
-
-    def __init__(self, states: OptimizerStates) -> None:
-        self.states = states
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Before the first step."""
-        load_states(trainer.optimizers, self.states)
-
-
 def check_a_visit_is_a_fit(method: Method) -> None:
     """``Trainer.fit`` over the batches of a client's visit takes the same steps, to the bit."""
     federation = resumed(method, 2)
@@ -266,7 +257,7 @@ def check_a_visit_is_a_fit(method: Method) -> None:
                 max_epochs=len(work),
                 accelerator="cpu",
                 logger=False,
-                callbacks=[TakeUp(site.optimizer_states)],
+                callbacks=[LambdaCallback(on_fit_start=partial(take_up, site.optimizer_states))],
                 enable_checkpointing=False,
                 enable_progress_bar=False,
                 enable_model_summary=False,
@@ -285,6 +276,11 @@ def check_a_visit_is_a_fit(method: Method) -> None:
             )
         module.trainer = None
     require(method, steps > 0 or not visits, "none of its clients takes a step")
+
+
+def take_up(states: OptimizerStates, trainer: L.Trainer, module: L.LightningModule) -> None:
+    """Load the optimiser states that the client has kept into the optimisers of a Trainer."""
+    load_states(trainer.optimizers, states)
 
 
 def by_name(states: OptimizerStates) -> dict[str, Tensor]:
