@@ -163,8 +163,8 @@ class _Scale(_PerDataset):
 
     @model_validator(mode="after")
     def _reports_other_seeds(self) -> "_Scale":
-        for entry in filter(None, (self.tuning, self.admission)):
-            if both := {*entry.seeds} & {*self.seeds}:
+        for entry in (self.tuning, self.admission):
+            if entry and (both := {*entry.seeds} & {*self.seeds}):
                 raise ValueError(f"seed {min(both)} is reported, and tuning or admission uses it")
         return self
 

@@ -318,7 +318,7 @@ class Suite:
                     raise unknown(what, name, known)
         seeds = list(seeds or plan.seeds)
         needed = {label for name in methods for label in (name, *(self.spec["labels"][name]["minus"] or ()))}
-        chosen = {}
+        chosen: dict[str, Run] = {}
         for row in self.matching([], plan.scale):
             if (not tables or row.table in tables) and (not methods or row.method in needed):
                 chosen |= {key: plan.runs[key] for seed, key in plan.of_row[row.full_name].items() if seed in seeds}
