@@ -81,7 +81,7 @@ def _candidate(
     suite: Suite, scale: str, spec: Mapping[str, Any], table: Table, dataset: str, runtime: Runtime
 ) -> Candidate:
     central = spec["central"]
-    at_table = {str(number): layer for number, layer in central.get("tables", {}).items()}.get(table.number, {})
+    at_table = central["tables"].get(table.number, {})
     supervised, semi_supervised = central["labels"]
     runs: Runs = {}
     for label in (table.reference, table.bounds[0]):
@@ -113,6 +113,7 @@ def admit(suite: Suite, scale: str, runtime: Runtime, jobs: int) -> dict[str, An
         RunError: a run failed or did not end; nothing is written.
     """
     suite.check_writable("verdicts", "admit")
+    suite.admitted.own(scale)  # so that it is not found damaged when the runs are over
     asked = candidates(suite, scale, runtime)
     every = {run.id: run for one in asked for runs in one.runs.values() for run in runs}
     missing = [run for run in every.values() if not is_done(run)]

@@ -18,7 +18,6 @@ from benchmark.commands.common import (
     numbers,
     runtime_of,
 )
-from benchmark.suites import side_files
 from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import ConfigError, RunError
 
@@ -62,7 +61,6 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
         runs = [suite.runs(row, options.scale, seeds, runtime=runtime) for row in own]
         return [one.folder for of_row in runs for one in of_row.values()]
 
-    side_files.check((suite.tuned, suite.admitted), options.scale)
     if options.overwrite:
         forget_trials(suite, options.scale, own, runtime, folders(suite))
     tune(suite, options.scale, own, runtime, jobs)

@@ -23,7 +23,6 @@ from benchmark.commands.common import (
 )
 from benchmark.config import Run, Runtime
 from benchmark.console import printable
-from benchmark.suites import side_files
 from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import ConfigError, Stopped
 from datamodules.common.precision import PRECISIONS
@@ -90,7 +89,6 @@ def run(options: Namespace) -> int:
     only = listed(options.only, "--only", suite.names())
     wanted = suite.select(plan, wished, methods, only, asked or own)
     published = suite.published()  # fails before anything runs if the file is missing
-    side_files.check((suite.tuned, suite.admitted), options.scale)
     states = {run.id: "missing" if options.overwrite else plan.found[run.id].state for run in wanted}
     missing = [run for run in wanted if states[run.id] != "complete"]
     complete = [run for run in wanted if states[run.id] == "complete"]

@@ -10,7 +10,6 @@ from benchmark.commands.common import (
     listed,
     runtime_of,
 )
-from benchmark.suites import side_files
 from benchmark.suites.suite import load
 
 ABOUT = "Choose the learning rates of a suite's rows by whole runs that are scored on held-out training examples."
@@ -37,7 +36,6 @@ def run(options: Namespace) -> int:
     runtime = runtime_of(options)
     suite = load(options.paper)
     rows = suite.matching(listed(options.row, "--row", suite.names()), options.scale)
-    side_files.check((suite.tuned,), options.scale)
     jobs, _ = jobs_and_gpus(options, runtime)
     if options.overwrite:
         forget_trials(suite, options.scale, rows, runtime)

@@ -1,6 +1,6 @@
 """Tables of a suite, their rows, and the runs behind these."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -123,23 +123,20 @@ class Plan:
         return self.runs[self.of_row[row.full_name][seed]]
 
 
-def operands(row: Row, rows: Iterable[Row]) -> tuple[Row, Row]:
-    """The two rows whose difference a row with ``minus`` shows: same table, data set and columns."""
+def operands(row: Row, rows: Iterable[Row], suite: str = "suite") -> tuple[Row, Row]:
+    """The two rows whose difference a row with ``minus`` shows: same table, data set and columns.
+
+    Raises:
+        ConfigError: the table has no such row; names the ``suite``.
+    """
     assert row.minus is not None
     where = (row.table, row.dataset, row.columns)
     same = {r.method: r for r in rows if (r.table, r.dataset, r.columns) == where}
     missing = [label for label in row.minus if label not in same]
     if missing:
-        raise ConfigError(f"{row.name}: the table has no row {missing[0]} with the columns {row.columns}")
+        raise ConfigError(f"{suite}, {row.name}: the table has no row {missing[0]} with the columns {row.columns}")
     first, second = row.minus
     return same[first], same[second]
-
-
-def check_differences(rows: Sequence[Row]) -> None:
-    """Refuse a row that shows a difference of rows that its table does not have."""
-    for row in rows:
-        if row.minus is not None:
-            operands(row, rows)
 
 
 def control_of(row: Row, rows: Iterable[Row], label: str) -> Row | None:

@@ -1,12 +1,20 @@
 """The schema of a suite file, checked when it is loaded, so that a mistake is reported with its place."""
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from benchmark.config import READINGS, SCALES
 from benchmark.registry import unknown
@@ -19,20 +27,44 @@ COLUMNS = (
     *("best", "last", "last_k_mean", "averaged", "runs"),
 )
 """Columns that the files of tables and of published values have besides those of rows."""
-CONTROLS = "take it out, and name a table's `control`: verdicts rest on intervals of the seeds"
-RETIRED = {"bands": CONTROLS, "band_note": CONTROLS}
 TOLD = 3  # problems that one message lists
-
-SCALARS = (str, int, float, bool, type(None))
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
-Unreported = Annotated[int, Field(ge=1000, lt=2**32)]
-"""A seed that tuning or admission may use (RULES.md)."""
+FIXED: dict[str, tuple[str, ...]] = {"metric": METRICS, "report": READINGS, "scale": SCALES}
 
 
-def _one_value(value: Any) -> Any:
-    if not isinstance(value, SCALARS):
+def _one_of(kind: str) -> BeforeValidator:
+    """Accept only names of this kind: those that the file itself has, or ``FIXED`` ones; numbers become words."""
+
+    def check(name: Any, info: ValidationInfo) -> str:
+        known = FIXED.get(kind) or (info.context or {})[kind]
+        if str(name) not in known and not (kind == "metric" and "/" in str(name)):
+            raise ValueError(str(unknown(kind, name, known)))
+        return str(name)
+
+    return BeforeValidator(check)
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"{value} stands there twice; one would hide the other")
+    return values
+
+
+def _column(value: Any) -> Any:
+    if not isinstance(value, str | int | float | None):
         raise ValueError("a column is a word or a number")
     return value
+
+
+Number = Annotated[str, BeforeValidator(str)]
+TableName = Annotated[str, _one_of("table")]
+LabelName = Annotated[str, _one_of("method label")]
+DataName = Annotated[str, _one_of("data set label")]
+MethodName = Annotated[str, _one_of("method")]
+Pair = Annotated[list[LabelName], Field(min_length=2, max_length=2)]
+Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(min_length=1), AfterValidator(_distinct)]
+Unreported = Annotated[list[Annotated[int, Field(ge=1000, lt=2**32)]], Field(min_length=1), AfterValidator(_distinct)]
+"""Seeds that tuning or admission may use (RULES.md)."""
 
 
 class _Part(BaseModel):
@@ -41,7 +73,7 @@ class _Part(BaseModel):
 
 class _Layer(_Part):
     set: dict[str, Any] = {}
-    methods: dict[str, dict[str, Any]] = {}
+    methods: dict[MethodName, dict[str, Any]] = {}
 
 
 class _Dataset(_Layer):
@@ -51,22 +83,35 @@ class _Dataset(_Layer):
 class _Label(_Part):
     model_config = ConfigDict(extra="allow")
     method: str = ""
-    minus: Annotated[list[str], Field(min_length=2, max_length=2)] | None = None
+    minus: Pair | None = None
     pending: str = ""
+
+    @model_validator(mode="after")
+    def _is_something(self) -> "_Label":
+        if not (self.method or self.minus or self.pending):
+            raise ValueError("it needs a method, or minus, or pending")
+        return self
 
 
 class _Row(_Part):
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, Annotated[Any, AfterValidator(_one_value)]]
-    method: str
+    __pydantic_extra__: dict[str, Annotated[Any, AfterValidator(_column)]]
+    method: LabelName
     set: dict[str, Any] = {}
-    judged_by: str | int = ""
+    judged_by: TableName | None = None
+
+    @model_validator(mode="after")
+    def _has_own_columns(self) -> "_Row":
+        for name in self.model_extra or {}:
+            if name in COLUMNS:
+                raise ValueError(f"the table's files have a column `{name}` already; rename it")
+        return self
 
 
 class _Table(_Part):
     title: str
-    datasets: Annotated[list[str], Field(min_length=1)]
-    metrics: Annotated[list[str], Field(min_length=1)]
+    datasets: Annotated[list[DataName], Field(min_length=1), AfterValidator(_distinct)]
+    metrics: Annotated[list[Annotated[str, _one_of("metric")]], Field(min_length=1)]
     rows: Annotated[list[_Row], Field(min_length=1)]
     set: dict[str, Any] = {}
     unpublished: str = "none"
@@ -77,35 +122,51 @@ class _Table(_Part):
     untuned: str = ""
     published_runs: Annotated[int, Field(ge=1)] = 1
 
+    @model_validator(mode="after")
+    def _has_distinct_rows(self) -> "_Table":
+        labels = [row.method for row in self.rows]
+        for label in (self.reference, self.control, *self.bounds, *self.controls, *self.controls.values()):
+            if label and label not in labels:
+                raise ValueError(str(unknown("row that others are compared with", label, labels)))
+        rows = [[row.method, *sorted(f"{k}={v}" for k, v in (row.model_extra or {}).items())] for row in self.rows]
+        _distinct(labels if self.reference else ["/".join(row) for row in rows])  # a board's rows differ by label
+        return self
+
 
 class _PerDataset(_Layer):
-    datasets: dict[str, _Layer] = {}
+    datasets: dict[DataName, _Layer] = {}
 
 
 class _Tuning(_PerDataset):
     rates: Annotated[list[str], Field(min_length=1)]
-    seeds: Annotated[list[Unreported], Field(min_length=1)]
+    seeds: Unreported
 
 
 class _Central(_PerDataset):
-    labels: Annotated[list[str], Field(min_length=2, max_length=2)]
-    tables: dict[str | int, _Layer] = {}
+    labels: Pair
+    tables: dict[TableName, _Layer] = {}
 
 
 class _Admission(_Part):
-    seeds: Annotated[list[Unreported], Field(min_length=1)]
+    seeds: Unreported
     central: _Central
 
 
-class _Scale(_Layer):
-    seeds: Annotated[list[Seed], Field(min_length=1)]
+class _Scale(_PerDataset):
+    seeds: Seeds
     compare: bool = False
     note: str = ""
-    tables: dict[str | int, _PerDataset] = {}
-    datasets: dict[str, _Layer] = {}
+    tables: dict[TableName, _PerDataset] = {}
     tuning: _Tuning | None = None
     admission: _Admission | None = None
-    without: dict[str, str] = {}
+    without: dict[LabelName, str] = {}
+
+    @model_validator(mode="after")
+    def _reports_other_seeds(self) -> "_Scale":
+        for entry in (self.tuning, self.admission):
+            if entry and (both := {*entry.seeds} & {*self.seeds}):
+                raise ValueError(f"seed {min(both)} is reported, and tuning or admission uses it")
+        return self
 
 
 class _Suite(_Part):
@@ -113,103 +174,47 @@ class _Suite(_Part):
     paper: Annotated[str, Field(pattern=r"^[\w.-]+$")]
     title: str
     published: str | None
-    report: str
+    report: Annotated[str, _one_of("report")]
     base: _Layer
     datasets: dict[str, _Dataset | None]
-    labels: dict[str, _Label | None]
-    tables: Annotated[dict[str | int, _Table], Field(min_length=1)]
-    scales: Annotated[dict[str, _Scale], Field(min_length=1)]
+    labels: dict[str, _Label]
+    tables: Annotated[dict[Number, _Table], Field(min_length=1)]
+    scales: Annotated[dict[Annotated[str, _one_of("scale")], _Scale], Field(min_length=1)]
     ranked: bool = False
     replaced: list[str] = []
-    reported: list[str] = []
+    reported: list[LabelName] = []
 
 
-def check(spec: Mapping[str, Any], where: str) -> None:
+def check(spec: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Check the content of a suite file: keys, types, ranges, and that every name is defined in the file.
 
     Args:
         spec: the content. A top-level key that is unlike all known ones may hold YAML anchors.
         where: the file, for the message.
 
+    Returns:
+        The content with all defaults; numbers of tables are words.
+
     Raises:
         ConfigError: lists the first mistakes with their places, and suggests names.
     """
     for key in spec:
-        if key in RETIRED:
-            raise ConfigError(f"{where}: `{key}` is no longer known; {RETIRED[key]}")
         if key not in _Suite.model_fields and get_close_matches(str(key), _Suite.model_fields, n=1, cutoff=0.75):
             raise unknown("key", key, _Suite.model_fields, f" ({where})")
+    labels = _mapping(spec.get("labels"))
+    methods = [str(label.get("method")) for label in map(_mapping, labels.values())]
+    known = {
+        "method label": list(labels),
+        "data set label": list(_mapping(spec.get("datasets"))),
+        "table": [str(number) for number in _mapping(spec.get("tables"))],
+        "method": [name for method in methods for name in with_its_method(method)],
+    }
     try:
-        suite = _Suite.model_validate(dict(spec))
+        return _Suite.model_validate(dict(spec), context=known).model_dump()
     except ValidationError as error:
-        problems = [_told(problem, spec) for problem in error.errors()]
+        problems = [_told(problem) for problem in error.errors()]
         more = f"; and {len(problems) - TOLD} more" if len(problems) > TOLD else ""
         raise ConfigError(f"{where}: {'; '.join(problems[:TOLD])}{more}") from None
-    _check_names(suite, where)
-
-
-def _check_names(suite: _Suite, where: str) -> None:
-    """Check that names of methods, labels, data sets, tables, metrics and scales exist, and that rows are unique."""
-    numbers = [str(number) for number in suite.tables]
-    named = {label.method for label in suite.labels.values() if label and label.method}
-    methods = {name for method in named for name in with_its_method(method)}
-    _known("scale", suite.scales, SCALES, where)
-    layers: dict[str, _Layer] = {"base": suite.base}
-    layers |= {f"datasets.{name}": layer for name, layer in suite.datasets.items() if layer}
-    for name, scale in suite.scales.items():
-        layers[f"scales.{name}"] = scale
-        layers |= {f"scales.{name}.datasets.{data}": layer for data, layer in scale.datasets.items()}
-        _known("data set label", scale.datasets, suite.datasets, f"{where}, scale {name}")
-        parts: dict[str, _PerDataset] = {f"scales.{name}.tables.{key}": part for key, part in scale.tables.items()}
-        parts |= {f"scales.{name}.tuning": scale.tuning} if scale.tuning else {}
-        if scale.admission:
-            central, place = scale.admission.central, f"scales.{name}.admission.central"
-            parts[place] = central
-            layers |= {f"{place}.tables.{key}": layer for key, layer in central.tables.items()}
-            _known("method label", central.labels, suite.labels, f"{where}, {place}.labels")
-            _known("table", map(str, central.tables), numbers, f"{where}, {place}")
-        for place, part in parts.items():
-            layers[place] = part
-            layers |= {f"{place}.datasets.{data}": layer for data, layer in part.datasets.items()}
-            _known("data set label", part.datasets, suite.datasets, f"{where}, {place}")
-        _known("table", map(str, scale.tables), numbers, f"{where}, scale {name}")
-        _known("method label", scale.without, suite.labels, f"{where}, scale {name}, without")
-        choosing = {"tuning": scale.tuning, "admission": scale.admission}
-        seeds = {"seeds": scale.seeds} | {f"{key}.seeds": one.seeds for key, one in choosing.items() if one}
-        for key, given in seeds.items():
-            if len(set(given)) < len(given):
-                raise ConfigError(f"{where}: scales.{name}.{key} has a seed twice: {given}")
-            if both := key != "seeds" and {*given} & {*scale.seeds}:
-                raise ConfigError(f"{where}: scales.{name}.{key} has {min(both)}, which scale {name} reports")
-    for place, layer in layers.items():
-        if suite.labels:
-            _known("method", layer.methods, methods, f"{where}, {place}.methods")
-    for name, label in suite.labels.items():
-        if label and label.minus:
-            _known("method label", label.minus, suite.labels, f"{where}, labels.{name}.minus")
-        elif not (label and (label.method or label.pending)):
-            raise ConfigError(f"{where}: labels.{name} needs a method, or minus, or pending")
-    every = []
-    for number, table in suite.tables.items():
-        place, labels = f"{where}, table {number}", [row.method for row in table.rows]
-        _known("method label", labels, suite.labels, place)
-        _known("data set label", table.datasets, suite.datasets, place)
-        compared = [*table.bounds, *table.controls, *table.controls.values()]
-        compared += filter(None, [table.reference, table.control])
-        _known("row that others are compared with", compared, labels, place)
-        judges = [str(row.judged_by) for row in table.rows if row.judged_by != ""]
-        _known("table", judges, numbers, f"{place}, judged_by")
-        _known("metric", [metric for metric in table.metrics if "/" not in metric], METRICS, place)
-        _once("data set", table.datasets, place)
-        for name in dict.fromkeys(name for row in table.rows for name in row.model_extra or {}):
-            if name in COLUMNS:
-                raise ConfigError(f"{place}: rows have a column `{name}`, as the table's files have already; rename it")
-        rows = [[row.method, *sorted(f"{k}={v}" for k, v in (row.model_extra or {}).items())] for row in table.rows]
-        _once("row", labels if table.reference else map("/".join, rows), place)  # a board's rows differ by label alone
-        every += ["/".join([str(number), data, *row]) for data in table.datasets for row in rows]
-    _once("row", every, where)
-    _known("report", [suite.report], READINGS, where)
-    _known("method label", suite.reported, suite.labels, f"{where}, reported")
 
 
 def with_its_method(name: str) -> list[str]:
@@ -221,44 +226,17 @@ def with_its_method(name: str) -> list[str]:
     return [rest.partition(".")[0], name] if ablation else [name]
 
 
-def _known(what: str, names: Iterable[str], known: Iterable[str], where: str) -> None:
-    known = list(known)
-    for name in names:
-        if name not in known:
-            raise unknown(what, name, known, f" ({where})")
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
-def _once(what: str, names: Iterable[str], where: str) -> None:
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise ConfigError(f"{where}: the {what} {twice[0]} stands there twice; one would hide the other")
-
-
-def _told(problem: Any, spec: Mapping[str, Any]) -> str:
+def _told(problem: Any) -> str:
     """One of pydantic's problems in words: its place in the file, what is wrong, and the value."""
-    place, value = ".".join(str(part) for part in problem["loc"]), problem["input"]
-    if problem["type"] == "extra_forbidden":
-        model = _model_at(problem["loc"][:-1])
-        close = get_close_matches(str(problem["loc"][-1]), model.model_fields, n=1, cutoff=0.5)
-        hint = f"; did you mean '{close[0]}'?" if close else "."
-        return f"{place} is unknown{hint} Known: {', '.join(model.model_fields)}"
-    if problem["type"] == "missing":
-        return f"{place} is missing"
-    shown = f"{value!r}" if isinstance(value, SCALARS) or not value else f"a {type(value).__name__}"
-    message = re.sub(r" or instance of _\w+| after validation|^Value error, ", "", problem["msg"])
-    message = f"{message[0].lower()}{message[1:]}".replace("dictionary", "mapping")
-    return f"{place}: {message} (it is {shown})"
-
-
-def _model_at(place: tuple[str | int, ...]) -> type[BaseModel]:
-    """The part of the schema that a place in the file belongs to."""
-    parts: dict[str, type[BaseModel]] = {"datasets": _Dataset, "labels": _Label, "tables": _Table, "scales": _Scale}
-    if place[0] == "base":
-        return _Layer
-    if place[0] == "scales" and len(place) > 2:
-        if place[2:] == ("tuning",):
-            return _Tuning
-        if place[2] == "admission":
-            return _Central if place[3:] == ("central",) else _Admission
-        return _PerDataset if place[2] == "tables" and len(place) == 4 else _Layer
-    return parts.get(str(place[0]), _Suite)
+    place, value = ".".join(str(part) for part in problem["loc"]).removesuffix(".[key]"), problem["input"]
+    if problem["type"] in ("missing", "extra_forbidden"):
+        return f"{place} is {'missing' if problem['type'] == 'missing' else 'unknown'}"
+    if problem["type"] == "value_error":
+        return f"{place}: {problem['ctx']['error']}"
+    message = re.sub(r" or instance of _\w+| after validation", "", problem["msg"])
+    shown = f" (it is {value!r})" if isinstance(value, str | int | float | None) or not value else ""
+    return f"{place}: {message[0].lower()}{message[1:]}{shown}".replace("dictionary", "mapping")

@@ -1,9 +1,9 @@
-"""Files beside a suite that commands write: chosen learning rates, admitted settings."""
+"""Files beside a suite that commands write: chosen learning rates (``tuned``), admitted settings (``admitted``)."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from filelock import SoftFileLock, Timeout
 
@@ -11,52 +11,50 @@ from benchmark.files import read_yaml, with_entries, write_atomic
 from datamodules.common.errors import ConfigError
 
 PATIENCE_S = 60.0
+HEADS = {
+    "tuned": "# Made by `python -m benchmark tune`: the rates that a row uses, and all that were tried.\n",
+    "admitted": "# Made by `python -m benchmark admit`: which settings are ranked, and the figures that decided "
+    "(RULES.md).\n",
+}
 
 
 @dataclass(frozen=True)
 class SideFile:
-    """One YAML file for each scale, with an entry for each row or setting.
+    """One YAML file for each scale, with an entry for each row (``tuned``) or ``table/dataset`` (``admitted``).
 
     Args:
-        folder: where the files are.
+        folder: the suite's.
+        kind: what the files hold; the name of their folder.
         paper: the suite's name, with which their names begin.
-        head: first line of a file: who wrote it, and what it holds.
-        is_valid: whether an entry is complete.
-        problem: what is wrong with one that is not.
-        extended: the files of the suite that this one extends.
     """
 
     folder: Path
+    kind: Literal["tuned", "admitted"]
     paper: str
-    head: str
-    is_valid: Callable[[Mapping[str, Any]], bool]
-    problem: str
-    extended: "SideFile | None" = None
 
     def path(self, scale: str) -> Path:
         """The file of a scale, whether or not it exists."""
-        return self.folder / f"{self.paper}-{scale}.yaml"
+        return self.folder / self.kind / f"{self.paper}-{scale}.yaml"
 
     def own(self, scale: str) -> dict[str, Any]:
-        """The entries of the file itself; none where it does not exist.
+        """The entries of the file; none where it does not exist.
 
         Raises:
-            ConfigError: an entry is not valid.
+            ConfigError: an entry is not as the command writes it.
         """
         path = self.path(scale)
         entries = read_yaml(path) if path.exists() else {}
         for name, entry in entries.items():
-            if not isinstance(entry, dict) or not self.is_valid(entry):
-                raise ConfigError(f"{path}, {name}: {self.problem}")
+            if not isinstance(entry, dict) or not self._is_valid(entry):
+                raise ConfigError(
+                    f"{path}, {name}: this is no entry of a file `{self.kind}`; delete it, and make it anew"
+                )
         return entries
 
-    def entries(self, scale: str) -> dict[str, Any]:
-        """All entries at a scale: those of the extended suite, and this suite's own on top of them.
-
-        Raises:
-            ConfigError: as ``own``.
-        """
-        return {**(self.extended.entries(scale) if self.extended else {}), **self.own(scale)}
+    def _is_valid(self, entry: Mapping[str, Any]) -> bool:
+        if self.kind == "admitted":
+            return isinstance(entry.get("admitted"), bool)
+        return isinstance(entry.get("options", entry.get("trials")), dict)
 
     def add(self, scale: str, entries: Mapping[str, Any]) -> None:
         """Write entries to the file; all else in it stays, with its comments, and so does what others add meanwhile.
@@ -74,43 +72,9 @@ class SideFile:
         try:
             with lock:
                 self.own(scale)
-                before = path.read_text(encoding="utf-8") if path.exists() else f"# {self.head}\n"
+                before = path.read_text(encoding="utf-8") if path.exists() else HEADS[self.kind]
                 write_atomic(path, with_entries(before, entries))
         except Timeout:
             raise ConfigError(
                 f"{path} is being written by another process; if there is none, delete {lock.lock_file}"
             ) from None
-
-
-def check(files: Iterable[SideFile], scale: str) -> None:
-    """Read the files of a scale, so that a damaged one is told before anything is run.
-
-    Raises:
-        ConfigError: an entry is not valid.
-    """
-    for file in files:
-        file.entries(scale)
-
-
-def tuned(folder: Path, paper: str, extended: SideFile | None) -> SideFile:
-    """What tuning has chosen for rows (by ``Row.full_name``), and what it tried."""
-    return SideFile(
-        folder / "tuned",
-        paper,
-        "Made by `python -m benchmark tune`: the rates that a row uses, and all that were tried.",
-        lambda entry: isinstance(entry.get("options", entry.get("trials")), dict),
-        "there are no `options`; `tune` writes them",
-        extended,
-    )
-
-
-def admitted(folder: Path, paper: str, extended: SideFile | None) -> SideFile:
-    """Which settings (``table/dataset``) are ranked, and the figures that decided."""
-    return SideFile(
-        folder / "admitted",
-        paper,
-        "Made by `python -m benchmark admit`: which settings are ranked, and the figures that decided (RULES.md).",
-        lambda entry: isinstance(entry.get("admitted"), bool),
-        "`admitted` is neither true nor false; `admit` writes it",
-        extended,
-    )

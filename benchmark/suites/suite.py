@@ -14,8 +14,7 @@ from typing import Any
 from benchmark.config import Run, Runtime, apply, from_dict
 from benchmark.files import read_yaml
 from benchmark.registry import unknown
-from benchmark.suites import side_files
-from benchmark.suites.plan import Plan, Row, Table, check_differences, operands
+from benchmark.suites.plan import Plan, Row, Table, operands
 from benchmark.suites.published import read_published
 from benchmark.suites.schema import check, with_its_method
 from benchmark.suites.side_files import SideFile
@@ -42,8 +41,6 @@ LAYERS = {
     "trial's data set": "datasets.DATASET in that place",
 }
 """The layers that a row's options come from, and the place of each in a suite's file; later ones override."""
-REQUIRED = ("paper", "title", "published", "report", "base", "datasets", "labels", "tables", "scales")
-
 Options = Mapping[str, Any]
 
 
@@ -71,49 +68,34 @@ class Suite:
         folder: Path = SUITES,
         extended: "Suite | None" = None,
     ) -> None:
-        spec = _with_untuned(spec)
-        self.spec, self.where, self.folder, self.extended = spec, where, folder, extended
-        missing = [key for key in REQUIRED if key not in spec]
-        if missing:
-            raise ConfigError(f"{where}: {', '.join(missing)} is missing")
-        check(spec, where)
-        self.paper, self.title, self.report = str(spec["paper"]), str(spec["title"]), str(spec["report"])
-        self.ranked = bool(spec.get("ranked", False))
-        self.tuned: SideFile = side_files.tuned(folder, self.paper, None)
-        self.admitted: SideFile = side_files.admitted(folder, self.paper, extended.admitted if extended else None)
+        self.spec = check(_with_untuned(spec), where)
+        self.where, self.folder, self.extended = where, folder, extended
+        self.paper, self.title, self.report = (str(self.spec[name]) for name in ("paper", "title", "report"))
+        self.ranked: bool = self.spec["ranked"]
+        self.replaced, self.reported = frozenset(self.spec["replaced"]), tuple(self.spec["reported"])
+        self.tuned, self.admitted = SideFile(folder, "tuned", self.paper), SideFile(folder, "admitted", self.paper)
         self._chosen: dict[str, dict[str, Any]] = {}
         self._runs: dict[tuple[str, str, str], Run] = {}
-        self.tables = tuple(self._table(str(n), table) for n, table in spec["tables"].items())
-
-    @property
-    def replaced(self) -> frozenset[str]:
-        """Columns that are true of the paper's protocol only, such as its network."""
-        return frozenset(self.spec.get("replaced", ()))
-
-    @property
-    def reported(self) -> tuple[str, ...]:
-        """Labels of the methods whose values from other papers are shown with this suite."""
-        return tuple(self.spec.get("reported", ()))
-
-    @property
-    def rows(self) -> list[Row]:
-        """The rows of all tables."""
-        return [row for table in self.tables for row in table.rows]
+        self.tables = tuple(self._table(number, table) for number, table in self.spec["tables"].items())
+        self.rows = [row for table in self.tables for row in table.rows]
+        for row in self.rows:
+            if row.minus:
+                operands(row, self.rows, where)
 
     def scale(self, name: str) -> Mapping[str, Any]:
         """The suite's entry for a scale."""
         if name not in self.spec["scales"]:
             raise unknown("scale", name, self.spec["scales"], f" ({self.where})")
-        entry = self.spec["scales"][name]
-        return {**entry, "tables": {str(number): layer for number, layer in entry.get("tables", {}).items()}}
+        entry: Mapping[str, Any] = self.spec["scales"][name]
+        return entry
 
     def compares(self, scale: str) -> bool:
         """Whether the scale is the paper's protocol: only then are results compared with published values."""
-        return bool(self.scale(scale).get("compare", False))
+        return bool(self.scale(scale)["compare"])
 
     def left_out(self, scale: str) -> dict[str, str]:
         """Labels that a scale leaves out, and why: for instance variants of something that the scale replaces."""
-        return dict(self.scale(scale).get("without", {}))
+        return dict(self.scale(scale)["without"])
 
     def entry(self, scale: str, name: str, command: str) -> Mapping[str, Any]:
         """The entry of a scale that a command follows.
@@ -121,14 +103,9 @@ class Suite:
         Raises:
             ConfigError: the scale has none.
         """
-        found: Mapping[str, Any] | None = self.scale(scale).get(name)
+        found: Mapping[str, Any] | None = self.scale(scale)[name]
         if found is None:
-            ours = ((paper, key, one) for paper in available() for key, one in load(paper).spec["scales"].items())
-            have = ", ".join(f"--paper {paper} --scale {key}" for paper, key, one in ours if name in one)
-            raise ConfigError(
-                f"{self.where}: scale {scale} has no entry `{name}`, so there is nothing to {command}; these have one: "
-                f"{have}"
-            )
+            raise ConfigError(f"{self.where}: scale {scale} has no entry `{name}`, so there is nothing to {command}")
         return found
 
     def row(self, name: str, scale: str) -> Row:
@@ -231,24 +208,19 @@ class Suite:
         table = at["tables"].get(row.table, {})
         if tuned and scale not in self._chosen:
             self._chosen[scale] = {n: entry.get("options", {}) for n, entry in self.choices(scale).items()}
-        chosen = self._chosen[scale].get(row.full_name, {}) if tuned else {}
-
-        def of_data(layer: Options) -> Options:
-            found: Options = layer.get("datasets", {}).get(row.dataset, {})
-            return found
-
+        label = self.spec["labels"][row.method]
         layers = {
             "base": self.spec["base"],
-            "data set": of_data(self.spec),
-            "label": {"set": self.spec["labels"][row.method]},
+            "data set": self.spec["datasets"][row.dataset],
+            "label": {"set": {name: value for name, value in label.items() if name not in ("minus", "pending")}},
             "row": {"set": row.options},
             "scale": at,
             "scale's table": table,
-            "scale's data set": of_data(at),
-            "scale's data set of the table": of_data(table),
-            "tuned": {"set": chosen},
+            "scale's data set": at["datasets"].get(row.dataset),
+            "scale's data set of the table": table.get("datasets", {}).get(row.dataset),
+            "tuned": {"set": self._chosen[scale].get(row.full_name, {}) if tuned else {}},
             "trial": last,
-            "trial's data set": of_data(last),
+            "trial's data set": last.get("datasets", {}).get(row.dataset),
         }
         return {name: layers[name] or {} for name in LAYERS}
 
@@ -264,7 +236,7 @@ class Suite:
         base = self.extended
         if base is None or scale not in base.spec["scales"]:
             return {}
-        if self.scale(scale).get("tuning") != base.scale(scale).get("tuning"):
+        if self.scale(scale)["tuning"] != base.scale(scale)["tuning"]:
             return {}
         ours, theirs = ({row.full_name: row for row in suite.rows} for suite in (self, base))
 
@@ -300,12 +272,9 @@ class Suite:
             precision: instead of that of the suite.
 
         Raises:
-            ConfigError: a row shows a difference of rows that its table does not have.
+            ConfigError: a row cannot be run, or a file beside the suite is damaged.
         """
-        try:
-            check_differences(self.rows)
-        except ConfigError as error:
-            raise ConfigError(f"{self.where}, {error}") from None
+        self.admitted.own(scale)  # so that it is not found damaged when the runs are over
         seeds = tuple(dict.fromkeys(seeds or self.scale(scale)["seeds"]))
         changes = {"runtime": runtime, "precision": precision}
         given = {name: value for name, value in changes.items() if value is not None}
@@ -348,35 +317,30 @@ class Suite:
                 if name not in known:
                     raise unknown(what, name, known)
         seeds = list(seeds or plan.seeds)
-        needed = {label for name in methods for label in (name, *self.spec["labels"][name].get("minus", ()))}
-        named = {word: self._meant(word) for word in only}
-        ids = tuple(word for word in only if len(word) >= ID_LETTERS)
-        for word, rows in named.items():
-            if not rows and not (word in ids and any(key.startswith(word) for key in plan.runs)):
-                raise ConfigError(f"{self.where}: no row matches {word}; {self._what_there_is()}")
-        meant = {row.full_name for rows in named.values() for row in rows}
+        needed = {label for name in methods for label in (name, *(self.spec["labels"][name]["minus"] or ()))}
         chosen: dict[str, Run] = {}
-        for row in self.rows:
-            if row.full_name not in plan.of_row or (tables and row.table not in tables):
-                continue
-            if methods and row.method not in needed:
-                continue
-            for seed, key in plan.of_row[row.full_name].items():
-                if seed in seeds and (not only or row.full_name in meant or key.startswith(ids)):
-                    chosen[key] = plan.runs[key]
+        for row in self.matching([], plan.scale):
+            if (not tables or row.table in tables) and (not methods or row.method in needed):
+                chosen |= {key: plan.runs[key] for seed, key in plan.of_row[row.full_name].items() if seed in seeds}
+        if only:
+            named = {key for word in only for key in self._named(word, plan)}
+            chosen = {key: run for key, run in chosen.items() if key in named}
         if not chosen:
             raise ConfigError(f"{self.where}: {self._why_nothing_is_left(plan.scale, methods)}")
         return sorted(chosen.values(), key=lambda run: seeds.index(run.config.seed))
 
+    def _named(self, word: str, plan: Plan) -> list[str]:
+        """Ids of the runs that a word means: a row's name, a pattern, or the beginning of a run's id."""
+        ids = [key for key in plan.runs if key.startswith(word)] if len(word) >= ID_LETTERS else []
+        rows = [row for row in self._meant(word) if row.full_name in plan.of_row] if not ids else []
+        return ids + [key for row in rows for key in plan.of_row[row.full_name].values()]
+
     def _why_nothing_is_left(self, scale: str, methods: Collection[str]) -> str:
         """Why no run passes the filters, if one of the methods is the reason."""
-        without = self.left_out(scale)
-        if absent := [f"{name} ({without[name]})" for name in methods if name in without]:
-            return f"not at scale {scale}: {', '.join(absent)}"
-        waiting = {f"{row.name} ({row.pending})": None for row in self.rows if row.pending and row.method in methods}
-        if waiting:
-            return f"pending: {', '.join(waiting)}"
-        return f"no run passes the filters; {self._what_there_is()}"
+        without = {name: f"not at scale {scale}: {why}" for name, why in self.left_out(scale).items()}
+        without |= {row.method: f"pending: {row.pending}" for row in self.rows if row.pending}
+        reasons = [f"{name} is {without[name]}" for name in methods if name in without]
+        return "; ".join(reasons) or f"no run passes the filters; {self._what_there_is()}"
 
     def matching(self, patterns: Collection[str], scale: str) -> list[Row]:
         """The rows that are run at a scale and match one of the patterns; all of them without a pattern.
@@ -385,25 +349,23 @@ class Suite:
             ConfigError: no such row.
         """
         without = self.left_out(scale)
+        meant = {row.full_name for pattern in patterns for row in self._meant(pattern)}
         own = [row for row in self._own_rows() if row.method not in without]
-        if not patterns:
-            return own
-        known, meant = {row.full_name for row in own}, set()
-        for pattern in patterns:
-            named = {row.full_name for row in self._meant(pattern)} & known
-            if not named:
-                raise ConfigError(f"{self.where}: no row matches {pattern}; {self._what_there_is()}")
-            meant |= named
-        return [row for row in own if row.full_name in meant]
+        return [row for row in own if not patterns or row.full_name in meant]
 
     def _meant(self, pattern: str) -> list[Row]:
         """The rows that a pattern means: those of that name, or else all that match it as a glob.
 
         A row that shows a difference means the two rows that it is taken of.
+
+        Raises:
+            ConfigError: no such row.
         """
-        named = [row for row in self.rows if row.is_named(pattern)]
-        named = named or [row for row in self.rows if fnmatch(row.name, pattern) or fnmatch(row.full_name, pattern)]
-        return [part for row in named for part in (operands(row, self.rows) if row.minus else (row,))]
+        found = [row for row in self.rows if row.is_named(pattern)]
+        found = found or [row for row in self.rows if fnmatch(row.name, pattern) or fnmatch(row.full_name, pattern)]
+        if not found:
+            raise ConfigError(f"{self.where}: no row matches {pattern}; {self._what_there_is()}")
+        return [part for row in found for part in (operands(row, self.rows) if row.minus else (row,))]
 
     def names(self) -> list[str]:
         """Names (``table/dataset/method``) of the rows that are run, without repetition."""
@@ -416,13 +378,11 @@ class Suite:
     def _what_there_is(self) -> str:
         """The parts that names of rows are made of, for the message about a pattern that matches none."""
         own = self._own_rows()
-        parts = {
-            "tables": [row.table for row in own],
-            "data sets": [row.dataset for row in own],
-            "methods": [row.method for row in own],
-        }
-        listed = (f"{part}: {', '.join(dict.fromkeys(names))}" for part, names in parts.items())
-        return f"a row is table/dataset/method; {'; '.join(listed)}"
+        parts = {"tables": "table", "data sets": "dataset", "methods": "method"}
+        told = [
+            f"{part}: {', '.join(dict.fromkeys(getattr(row, name) for row in own))}" for part, name in parts.items()
+        ]
+        return f"a row is table/dataset/method; {'; '.join(told)}"
 
     def published(self) -> dict[Any, str]:
         """Published values as printed, by ``Row.key``; none if the suite has ``published: null``.
@@ -463,20 +423,20 @@ class Suite:
             number=number,
             metrics=tuple(spec["metrics"]),
             rows=tuple(self._row(number, name, spec, dict(row)) for name in spec["datasets"] for row in spec["rows"]),
-            bounds=tuple(spec.get("bounds", ())),
-            controls=dict(spec.get("controls", {})),
-            **{name: spec[name] for name in (*texts, "published_runs") if name in spec},
+            bounds=tuple(spec["bounds"]),
+            controls=spec["controls"],
+            published_runs=spec["published_runs"],
+            **{name: spec[name] for name in texts},
         )
 
     def _row(self, number: str, dataset: str, table: Mapping[str, Any], spec: dict[str, Any]) -> Row:
-        method, judged_by = spec.pop("method"), str(spec.pop("judged_by", ""))
-        options = {**table.get("set", {}), **spec.pop("set", {})}
-        label = self.spec["labels"][method]
-        minus = tuple(label["minus"]) if "minus" in label else None
+        method, judged_by = spec.pop("method"), spec.pop("judged_by") or ""
+        options = {**table["set"], **spec.pop("set")}
+        minus = self.spec["labels"][method]["minus"]
+        involved = [self.spec["datasets"][dataset], *(self.spec["labels"][name] for name in minus or (method,))]
+        pending = next((entry["pending"] for entry in involved if entry and entry["pending"]), "")
         columns = {name: str(value) for name, value in spec.items()}
-        involved = [self.spec["datasets"][dataset], *(self.spec["labels"][m] for m in minus or (method,))]
-        pending = next((str(entry["pending"]) for entry in involved if "pending" in (entry or {})), "")
-        return Row(number, dataset, method, columns, options, minus, pending, judged_by)
+        return Row(number, dataset, method, columns, options, tuple(minus) if minus else None, pending, judged_by)
 
 
 def available() -> list[str]:

@@ -44,7 +44,7 @@ def test_the_tuning_of_a_data_set_has_options_of_its_own(tmp_path, runtime):
     suite = with_tuning(tmp_path, datasets=own)
     config = trial(suite, "quick", suite.rows[1], 0, runtime).runs[0].config
     assert config.data.init_args["labelled_clients"] == 2 and config.method.init_args["warmup_rounds"] == 1
-    with pytest.raises(ConfigError, match=r"scales\.quick\.tuning\.rate\b.*'rates'"):
+    with pytest.raises(ConfigError, match=r"scales\.quick\.tuning\.rate is unknown"):
         with_tuning(tmp_path, rate=[1])
 
 
@@ -72,11 +72,11 @@ def test_test_examples_and_reported_seeds_take_no_part(tmp_path, runtime):
     suite = with_tuning(tmp_path, set={})
     with pytest.raises(ConfigError, match=r"scored on test examples: set data\.balanced_holdout or data"):
         trial(suite, "quick", suite.rows[0], 0, runtime)
-    for seeds, told in {(1000, 1000): r"seeds has a seed twice", (999,): r"seeds\.0: .* 1000"}.items():
+    for seeds, told in {(1000, 1000): r"seeds: 1000 stands there twice", (999,): r"seeds\.0: .* 1000"}.items():
         with pytest.raises(ConfigError, match=rf"scales\.quick\.tuning\.{told}"):
             with_tuning(tmp_path, seeds=list(seeds))
     quick = {**SPEC["scales"]["quick"], "seeds": [0, 1000]}
-    with pytest.raises(ConfigError, match=r"scales\.quick\.tuning\.seeds has 1000, which scale quick reports"):
+    with pytest.raises(ConfigError, match=r"scales\.quick: seed 1000 is reported"):
         Suite({**SPEC, "scales": {"quick": quick}}, "toy.yaml", tmp_path)
 
 
@@ -242,7 +242,6 @@ def test_overwrite_runs_the_trials_of_a_row_again(tmp_path, runtime, monkeypatch
     [
         (b"\xff\xfe", "can't decode byte 0xff"),
         (b"1/Digits/plain: [", "not valid YAML"),
-        (b"1/Digits/plain: fast", "1/Digits/plain: there are no `options`; `tune` writes them"),
     ],
 )
 def test_a_damaged_file_of_choices_is_named(tmp_path, runtime, text, says):

@@ -186,7 +186,7 @@ def test_the_intervals_stand_beside_the_printed_values():
 
 def test_a_table_without_a_control_has_no_verdicts():
     suite = toy()
-    del suite.spec["tables"][4]["control"]
+    del suite.spec["tables"]["4"]["control"]
     suite = Suite(suite.spec)
     plan = suite.plan("paper")
     at = {seed: 70.0 + 0.1 * seed for seed in (1, 2, 3)}
@@ -313,7 +313,7 @@ def test_the_network_is_named_with_its_arguments():
 def test_published_is_a_number_or_empty():
     """What is not published says so in the status, and in words in the Markdown."""
     suite = toy()
-    suite.spec["tables"][4]["unpublished"] = "not available to us"
+    suite.spec["tables"]["4"]["unpublished"] = "not available to us"
     suite = Suite(suite.spec)
     plan = suite.plan("paper")
     values = published(suite)
@@ -438,7 +438,7 @@ def test_ranked_tables_without_published_values():
     """Best first, rows without a value last; there is no column of published values, and no verdict."""
     suite = toy()
     suite.spec |= {"published": None, "ranked": True}
-    suite.spec["tables"][4]["reference"] = "low"
+    suite.spec["tables"]["4"]["reference"] = "low"
     suite = Suite(suite.spec)
     plan = suite.plan("quick")
     at = {"high": 40.0, "low": 60.0}
@@ -458,7 +458,7 @@ def test_ranked_tables_without_published_values():
     plan.found = {**runs, low: RunState("failed", None)}  # its other seeds are still above the other row's
     failed = render(suite, plan, suite.published())[0]
     assert [name for name in dict.fromkeys(failed.frame["method"]) if name in at] == ["high", "low"]
-    suite.spec["tables"][4]["bounds"] = ["high"]
+    suite.spec["tables"]["4"]["bounds"] = ["high"]
     bounded = Suite(suite.spec)
     plan = bounded.plan("quick")
     plan.found = runs

@@ -1,5 +1,9 @@
 """What holds for all suites: their runs can be made, and their reduced scales leave room between the bounds."""
 
+import hashlib
+import json
+from pathlib import Path
+
 import pytest
 
 from benchmark.arguments import build
@@ -9,6 +13,9 @@ from benchmark.runs.records import read_record
 from benchmark.suites import suite
 from methods import models
 from papers import load
+
+DIGESTS = Path(__file__).parents[2] / "golden" / "suites.json"
+"""Of the ids of all runs with seed 0, by suite and scale."""
 
 
 @pytest.mark.parametrize("paper", ["cbafed", "fl2", "feddb", "feddure"])
@@ -35,10 +42,17 @@ def test_scale_small_uses_the_paper_s_data_and_says_that_it_is_not_the_protocol(
 @pytest.mark.parametrize("paper", suite.available())
 def test_every_run_of_a_suite_can_be_made(paper):
     """None averages more last rounds than it has, and what only the constructor of a data module refuses shows here,
-    not after the first run has been started.
+    not after the first run has been started. All are the runs that they were: what is to change them on purpose writes
+    what is ``found`` into the file of digests.
     """
     papers = load(paper)
-    runs = [run for scale in papers.spec["scales"] for run in papers.plan(scale, seeds=[0]).runs.values()]
+    planned = {scale: papers.plan(scale, seeds=[0]).runs for scale in papers.spec["scales"]}
+    runs = [run for of_scale in planned.values() for run in of_scale.values()]
+    found = {
+        f"{paper} {scale}": hashlib.sha256("".join(sorted(ids)).encode()).hexdigest()[:12]
+        for scale, ids in planned.items()
+    }
+    assert found.items() <= json.loads(DIGESTS.read_text()).items()
     assert [run.cells[0] for run in runs if run.config.last_k > run.config.rounds] == []
     for spec in {str(run.config.data): run.config.data for run in runs}.values():
         build(spec, "data")

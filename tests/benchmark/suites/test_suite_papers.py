@@ -1,0 +1,102 @@
+"""The papers' suites: a row for every published value, printed numbers that agree, and cells that are one run."""
+
+from collections import Counter
+
+import pytest
+
+from benchmark.report.tables import render
+from benchmark.runs.states import RunState
+from datamodules.common.errors import ConfigError
+from papers import load
+
+PRINTED = {"cbafed": 68, "feddb": 30, "feddure": 97, "fl2": 85, "proxyfl": 384, "rscfed": 156}
+PORTS = ("FedMatch", "FedDure", "FedDB")
+TRAIN = {"CIFAR10": 50_000, "CIFAR100": 50_000, "SVHN": 73_257, "CINIC10": 90_000}
+"""Training images of ProxyFL's data sets."""
+
+
+@pytest.mark.parametrize("paper", PRINTED)
+def test_every_published_value_has_a_row(paper):
+    suite = load(paper)
+    keys = Counter(row.key(metric) for table in suite.tables for row in table.rows for metric in table.metrics)
+    printed = [key for key in suite.published() if not key[-1].endswith(" std")]
+    assert len(printed) == PRINTED[paper] and {keys[key] for key in printed} == {1}
+
+
+def test_improvements_that_rscfed_prints_are_the_differences_of_their_rows():
+    printed = {key: float(value) for key, value in load("rscfed").published().items() if key[0] == "4"}
+    values = {(method, columns, metric): value for (_, _, method, columns, metric), value in printed.items()}
+    gains = [key for key in values if key[0] == "improvement"]
+    assert len(gains) == 12
+    for label, columns, metric in gains:
+        gain = values["rscfed", columns, metric] - values["fed_consist", columns, metric]
+        assert gain == pytest.approx(values[label, columns, metric], abs=1e-6)
+
+
+def test_proxyfl_prints_its_claims_and_repeats_two_rows():
+    values = load("proxyfl").published()
+    for table, dataset, method, columns, metric in values:
+        if table in "16":
+            order = [
+                float(values[table, dataset, name, columns, metric]) for name in ("FixMatch-GPL", "SAGE", "ProxyFL")
+            ]
+            assert order == sorted(order)
+        elif method in ("FixMatch-GPL", "ProxyFL"):
+            alpha = tuple(pair for pair in columns if pair[0] == "alpha")
+            assert values[table, dataset, method, columns, metric] == values["1", dataset, method, alpha, metric]
+
+
+@pytest.mark.parametrize("scale", ["paper", "small"])
+def test_ports_to_proxyfl_take_as_many_steps_as_the_rows_beside_them(scale):
+    """Of n images of a client, an epoch has floor(n / batch) steps; an epoch of FedMatch is a pass over the images."""
+    suite = load("proxyfl")
+    for row in suite.rows:
+        if row.table in "16" and row.method in PORTS:
+            same = [
+                one
+                for one in suite.rows
+                if (one.table, one.dataset, one.columns) == (row.table, row.dataset, row.columns)
+            ]
+            (beside,) = [one for one in same if one.method == "FixMatch-GPL"]
+            run = suite.run(beside, scale).config
+            own, theirs = suite.run(row, scale).config.method.init_args, run.method.init_args
+            data = run.data.init_args
+            images = (TRAIN[row.dataset.partition("-")[0]] - (data["validation"] or 0)) // data["num_clients"]
+            steps = own.get("steps_per_visit", own.get("steps_per_epoch"))
+            assert steps == (None if row.method == "FedMatch" else images // theirs["batch_size"])
+            assert all(own[name] == theirs[name] for name in ("local_epochs", "batch_size"))
+
+
+@pytest.mark.parametrize("scale", ["paper", "small"])
+def test_every_cell_of_fl2_has_a_row_with_and_one_without_pretraining(scale):
+    """(FL)2 alone was released with it: so each of its cells needs (FL)2 without, and SemiFL with the same."""
+    suite = load("fl2")
+    controls = [suite.run(row, scale).config for row in suite.rows if row.table.startswith("pretraining")]
+    for row in suite.rows:
+        if row.table in "13" and row.method in ("fl2", "semifl"):
+            main = suite.run(row, scale).config
+            alike = [c for c in controls if (c.method.name, c.data) == (main.method.name, main.data)]
+            assert main in alike and len({c.method.init_args["server_pretrain"] for c in alike}) == 2, row.name
+
+
+def test_the_cell_that_fl2_prints_twice_is_judged_by_its_mean():
+    """Table 2 prints a single run of what Table 1 prints the mean of: the same runs of ours, one verdict."""
+    suite = load("fl2")
+    plan = suite.plan("paper")
+    for key, run in plan.runs.items():
+        value = (55.0 if run.config.method.name == "fixmatch" else 76.9) + run.config.seed - 1
+        record = {name: {"acc": value} for name in ("best", "final", "last_k_mean")} | {"data_sha256": {}}
+        environment = {"cpu": "x", "cores": 1, "threads": 1}
+        plan.__dict__.setdefault("found", {})[key] = RunState(
+            "complete", record | {"environment": environment, "code_version": "0"}
+        )
+    frames = {table.number: table.frame for table in render(suite, plan, suite.published())}
+    first = frames["1"].query("dataset == 'SVHN-40' and method == 'fl2' and partition == 'iid'").iloc[0]
+    second = frames["2"].query("method == 'fl2'").iloc[0]
+    assert (first["published"], first["delta"], first["status"]) == ("75.3", 1.6, "level only")  # SemiFL is alike
+    assert (second["published"], second["delta"]) == ("73.2", 3.7)  # to what stands beside it; judged by the other
+    assert second["status"] == "reproduced, by table 1: 75.3 ± 2.4"
+    assert first["prediction"] == second["prediction"] == pytest.approx(4.3027 * (2 / 3) ** 0.5, abs=1e-4)
+    without = {key: value for key, value in suite.published().items() if key[0] != "1"}
+    with pytest.raises(ConfigError, match="2/SVHN-40/fl2: judged_by: there is no acc of 1/SVHN-40/fl2"):
+        render(suite, plan, without)
