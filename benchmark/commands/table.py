@@ -178,7 +178,7 @@ def _carried_out(missing: Sequence[Run], jobs: int, gpus: int) -> "list[RunOutco
 
 
 def _mirror(suite: Suite, runtime: Runtime, scale: str, name: str, plan: "Plan", pages: "Sequence[Rendered]") -> None:
-    """Send tables  and learning curves to W&B."""
+    """Send tables and learning curves to W&B."""
     from benchmark.report import excerpt, leaderboard
     from benchmark.report.differences import draw_differences, panels
     from benchmark.report.formats import numeric
