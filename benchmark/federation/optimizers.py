@@ -19,8 +19,9 @@ OptimizerStates = list[list[dict[str, Any]]]
 def configured(method: FedMethod) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
     """The optimisers and schedulers that ``configure_optimizers`` describes, in any of Lightning's forms.
 
+    Lightning itself refuses anything else.
+
     Raises:
-        MisconfigurationException: it is something else.
         RunError: a scheduler waits for a metric.
     """
     made = method.configure_optimizers()

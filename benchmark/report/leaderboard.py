@@ -370,7 +370,7 @@ def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, RunState], brief: b
     hours = sum(record["timing"]["seconds"] for record in records) / 3600
     versions = sorted({version for record in records for version in code_versions(record)})
     parts = {
-        "scale": f"{plan.scale} ({suite.scale(plan.scale).get('note', 'own protocol')})",
+        "scale": f"{plan.scale} ({suite.scale(plan.scale).get('note') or 'own protocol'})",
         "network": ", ".join(sorted({network(config) for config in configs})),
         "rounds": ", ".join(map(str, sorted({config.rounds for config in configs}))),
         "runs": f"{len(records)} of {len(runs)} complete, {hours:.1f} hours",

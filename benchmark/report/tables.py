@@ -205,7 +205,7 @@ def _facts(suite: Suite, plan: Plan, table: Table, cells: Sequence[Cell], column
         **({"metric": table.metrics[0]} if len(table.metrics) == 1 else {}),
         "network": _networks(cells),
         **{c.replace("_", " "): value for c, value in constant.items() if value},
-        "scale": f"{plan.scale} ({suite.scale(plan.scale).get('note', 'own protocol')})",
+        "scale": f"{plan.scale} ({suite.scale(plan.scale).get('note') or 'own protocol'})",
         "rounds": _listed(sorted({c.rounds for c in configs})),
         **({"precision": _listed(precisions)} if precisions - {"32-true"} else {}),
         "seeds": _listed(plan.seeds),

@@ -101,7 +101,7 @@ FAULTS: dict[Check, dict[type[FedMethod], str]] = {
     },
     runs.check_a_run_is_finite_and_learns: {
         training.Ascends: "does not learn",
-        surroundings.PlacesForPositions: "the stream 'unlabelled' has the training image .*, which the site does not",
+        surroundings.PlacesForPositions: "training images that the site does not hold",
     },
     runs.check_pseudo_labels_flow: {
         training.Idle: "selected no pseudo-label",
