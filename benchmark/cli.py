@@ -28,6 +28,7 @@ from benchmark.commands import (
 from benchmark.commands.common import MAPPINGS, same_command
 from benchmark.console import printable
 from benchmark.files import read_value
+from benchmark.launch.launchers import check_left_over
 from benchmark.launch.signals import STOPPED, stoppable
 from benchmark.registry import KINDS, find_class, known_names, one_line
 from benchmark.runs.code_identity import code_version, package_version
@@ -93,6 +94,7 @@ def _run(argv: Sequence[str]) -> int:
     if arguments[:1] == ["--version"]:
         print(f"fssl-bench {package_version()} ({code_version()})")
         return 0
+    check_left_over()
     chosen = _parsed(arguments)
     command, options = chosen.subcommand, chosen[chosen.subcommand]
     if command in WITH_DOTTED:

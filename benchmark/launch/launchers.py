@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from datamodules.common.errors import ConfigError
 
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+
 
 class Torchrun(NamedTuple):
     """What ``torchrun`` has started: the number of processes per node, and of nodes."""
@@ -36,14 +38,30 @@ def slurm_tasks() -> int:
     return _number("SLURM_NTASKS", "SLURM") if SLURMEnvironment.detect() else 0
 
 
+def check_left_over() -> None:
+    """Refuse what Lightning reads when it is imported or launches, and no launcher of ours can have set.
+
+    Raises:
+        ConfigError: a rank is no number, or ``fabric run`` has started this process.
+    """
+    for name in RANKS:
+        if name in os.environ:
+            _number(name, "a launcher of processes", least=0)
+    if os.environ.get("LT_CLI_USED") == "1":
+        raise ConfigError(
+            "the environment looks like that of `fabric run` (LT_CLI_USED=1): start several processes with --devices "
+            "or torchrun, or unset the variable"
+        )
+
+
 def is_one_of_several() -> bool:
     """Whether something else has started this process and others beside it for the same run."""
     return bool(torchrun()) or slurm_tasks() > 1
 
 
-def _number(name: str, launcher: str) -> int:
+def _number(name: str, launcher: str, least: int = 1) -> int:
     given = os.environ.get(name, "")
-    if not (given.isdecimal() and int(given) > 0):
+    if not (given.isdecimal() and int(given) >= least):
         raise ConfigError(
             f"the environment looks like that of {launcher}, but {name} is {given!r}: start the command with "
             f"{launcher}, or unset the variables that {launcher} has left"

@@ -57,7 +57,10 @@ def test_a_reader_that_goes_away_is_no_missing_folder():
     assert (program.stderr.read(), program.wait()) == ("", cli.UNREAD)
 
 
-@pytest.mark.parametrize(("name", "value"), [("SLURM_NTASKS", "abc"), ("TORCHELASTIC_RUN_ID", "left over")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("RANK", "abc"), ("SLURM_NTASKS", "abc"), ("LT_CLI_USED", "1"), ("TORCHELASTIC_RUN_ID", "left over")],
+)
 def test_what_a_launcher_has_left_in_the_environment_is_one_line(here, monkeypatch, capsys, name, value):
     monkeypatch.setenv(name, value)
     assert main(["fit", "--method", "fedavg", "--data", "digits", "--rounds", "1"]) == 2
