@@ -59,6 +59,14 @@ def test_every_reading_of_a_complete_record_is_checked(tmp_path, reading, damage
     assert state(tmp_path) == "damaged"
 
 
+@pytest.mark.parametrize("name", ["bytes_up", "bytes_down"])
+def test_bytes_are_not_negative(tmp_path, name):
+    whole_run(tmp_path)
+    change(tmp_path, lambda record: record.update({name: -1}))
+    with pytest.raises(RunError, match=name):
+        read_record(tmp_path)
+
+
 @pytest.mark.parametrize(
     "text", ['"acc": 1e300', '"acc": -5.0', '"acc": null', '"acc": 5.0, "auc": 101.0', '"acc": 5.0, "loss": 1e999']
 )
