@@ -45,8 +45,8 @@ def test_every_run_of_a_suite_can_be_made(monkeypatch, paper):
     not after the first run has been started. Before tuning, all are the runs that they were: what is to change them on
     purpose writes what is ``found`` into the file of digests.
     """
-    papers = load(paper)
-    monkeypatch.setattr(type(papers), "choices", lambda self, scale: {})
+    monkeypatch.setattr(suite.Suite, "choices", lambda self, scale: {})
+    papers = suite.load(paper)
     planned = {scale: papers.plan(scale, seeds=[0]).runs for scale in papers.spec["scales"]}
     runs = [run for of_scale in planned.values() for run in of_scale.values()]
     found = {
