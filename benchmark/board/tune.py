@@ -24,9 +24,9 @@ from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 
 FOLDER = "tuning"
 STEP = 3
-FIRST = (-1, 0, 1)
-"""Powers of ``STEP`` that every row tries."""
-MOST = 7
+FIRST = (-3, -2, -1, 0, 1, 2, 3)
+"""Powers of ``STEP`` that every row tries. Held-out accuracy may have two maxima, so an interior one is not enough."""
+MOST = 9
 """Most powers that a row tries."""
 HOLDOUTS = ("balanced_holdout", "labelled_holdout")  # data options that replace the test set
 

@@ -80,24 +80,26 @@ def test_test_examples_and_reported_seeds_take_no_part(tmp_path, runtime):
         Suite({**SPEC, "scales": {"quick": quick}}, "toy.yaml", tmp_path)
 
 
+SEVEN = [-3, -2, -1, 0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("scores", "tried", "chosen", "reason"),
     [
-        ({0: 50}, [-1, 0, 1], 0, ""),
-        ({1: 50, 2: 40}, [-1, 0, 1, 2], 1, ""),
-        ({-1: 50, -2: 60}, [-1, 0, 1, -2, -3], -2, ""),
-        ({0: 50, 1: 48}, [-1, 0, 1, 2], 0, ""),  # tied by a standard error of 5 points: no reason to leave the paper
-        ({0: 50, 1: 56, 2: 57}, [-1, 0, 1, 2, 3], 1, ""),
-        ({-1: 50, 0: 50, 1: 50}, [-1, 0, 1, 2, -2], 0, ""),  # both ends, one after the other
-        ({-1: 51, 0: 50, 1: 50}, [-1, 0, 1, -2, 2], 0, ""),  # from the better end
-        ({n: 50 + 8 * n for n in range(-1, 6)}, [-1, 0, 1, 2, 3, 4, 5], 5, "highest of 7 values"),
-        ({-n: 50 + 8 * n for n in range(-1, 4)}, [-1, 0, 1, -2, -3, -4], -3, ""),
+        ({0: 50}, SEVEN, 0, ""),
+        ({0: 50, -2: 60}, SEVEN, -2, ""),  # two maxima: the higher one
+        ({3: 50, 4: 40}, [*SEVEN, 4], 3, ""),
+        ({-3: 50, -4: 60}, [*SEVEN, -4, -5], -4, ""),
+        ({2: 50, 3: 48}, [*SEVEN, 4], 2, ""),  # tied by a standard error of 5 points: the nearer to the paper
+        ({-3: 50, 0: 50, 3: 50}, [*SEVEN, 4, -4], 0, ""),  # both ends, one after the other
+        ({-3: 51, 0: 50, 3: 50}, [*SEVEN, -4, 4], 0, ""),  # from the better end
+        ({n: 50 + 8 * n for n in range(-1, 6)}, [*SEVEN, 4, 5], 5, "highest of 9 values"),
     ],
 )
 def test_rates_are_tried_until_the_best_and_its_ties_are_interior(
     tmp_path, runtime, monkeypatch, scores, tried, chosen, reason
 ):
-    """At most seven of them; bounds and references are rows like others, tuned alone or together."""
+    """At most nine of them; bounds and references are rows like others, tuned alone or together."""
     rates = {float(f"{0.03 * 3**n:.2g}"): n for n in range(-6, 7)}
     ran = made_up(monkeypatch, lambda run: float(scores.get(rates[run.config.method.init_args["lr"]], 10)))
     suite = toy(tmp_path)
@@ -159,11 +161,11 @@ def test_a_trial_is_a_run_per_seed_and_scores_their_mean(tmp_path, runtime, monk
     ran = made_up(monkeypatch, lambda run: scores.get((power(run), run.config.seed), 20.0))
     with pytest.raises(RunError, match=r"1/Digits/plain x 1 \("):
         tune(suite, "quick", suite.rows[:1], runtime, jobs=1)
-    assert len(ran) == 6 and suite.choices("quick")["1/Digits/plain"].keys() == {"trials"}
+    assert len(ran) == 14 and suite.choices("quick")["1/Digits/plain"].keys() == {"trials"}
     scores[0, 1001] = 60.0
     made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)["1/Digits/plain"]
-    assert len(ran) == 7
-    assert [one["held_out_accuracy"] for one in made["tried"]] == [20.0, 70.0, 20.0]
+    assert len(ran) == 15
+    assert [one["held_out_accuracy"] for one in made["tried"]] == [20.0, 20.0, 20.0, 70.0, 20.0, 20.0, 20.0]
     assert made["seeds"] == [1000, 1001] and made["held_out_images"] == 200
     assert made["margin"] == pytest.approx(100 * (0.7 * 0.3 / 200) ** 0.5, abs=0.005)
 
@@ -172,7 +174,8 @@ def test_the_reading_that_the_suite_reports_is_the_score(tmp_path, runtime):
     suite = toy(tmp_path)
     suite.report, suite.spec["base"]["set"]["average_last"] = "averaged", 2
     try:
-        for n, (last, averaged) in {-1: (90.0, 10.0), 0: (20.0, 50.0), 1: (20.0, 20.0)}.items():
+        for n in SEVEN:
+            last, averaged = {-3: (90.0, 10.0), 0: (20.0, 50.0)}.get(n, (20.0, 20.0))
             (run,) = trial(suite, "quick", suite.rows[0], n, runtime).runs
             completed(run, last, averaged={"rounds": 2, "acc": averaged}, test_images=100)
         made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)["1/Digits/plain"]
@@ -214,7 +217,7 @@ def test_only_what_todays_code_has_made_tells_a_rate(tmp_path, runtime, monkeypa
         entry["revision"] = "method 0, framework 1"
     suite.tuned.add("quick", kept)
     made, missing, _ = retraced(suite, "quick", plain)
-    assert len(ran) == 3 and made is None and len(missing) == 3
+    assert len(ran) == 7 and made is None and len(missing) == 7
 
 
 def test_overwrite_runs_the_trials_of_a_row_again(tmp_path, runtime, monkeypatch):
@@ -231,10 +234,10 @@ def test_overwrite_runs_the_trials_of_a_row_again(tmp_path, runtime, monkeypatch
     folder.discard(left(suite, "quick", [plain], runtime))
     forget(suite, "quick", [plain])
     made = tune(suite, "quick", suite.rows, runtime, jobs=1)
-    assert len(ran()) == first + 3
+    assert len(ran()) == first + 7
     assert max(one["held_out_accuracy"] for one in made[plain.full_name]["tried"]) == 40.0
     assert max(one["held_out_accuracy"] for one in made[teacher.full_name]["tried"]) == 30.0
-    assert retraced(suite, "quick", plain)[1:] == ([], 4)
+    assert retraced(suite, "quick", plain)[1:] == ([], 8)
 
 
 @pytest.mark.parametrize(
