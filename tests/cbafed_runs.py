@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.federation.loop import Federation
-from benchmark.federation.reference import LocalSite
+from benchmark.federation.site import LocalSite
 from datamodules.base import SiteData
 from datamodules.digits import Digits
 from federations import make_data, plain_fabric

@@ -27,7 +27,7 @@ from benchmark.contract.federations import (
     rounds_until,
 )
 from benchmark.federation.loop import Federation
-from benchmark.federation.reference import ClientState, LocalSite, VisitResult
+from benchmark.federation.site import ClientState, LocalSite, VisitResult
 from datamodules.base import Scenario
 from few_digits import FewDigits
 from methods.base import FedMethod, Tally, Visit

@@ -315,7 +315,7 @@ def loss_of_tests(federation: Federation) -> float:
     method.eval()
     with method.autocast():
         found = torch.cat([method.predict(block()) for _, block in data.test_blocks(method.eval_batch)])
-    federation.engine.train_mode()
+    federation.engine.seats[0].train_mode()
     right = found.double().gather(1, data.test_labels[:, None])
     return float(-right.clamp_min(1e-12).log().mean())
 

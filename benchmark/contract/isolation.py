@@ -160,7 +160,8 @@ def differences_under(method: Method, circumstances: Collection[str]) -> list[st
             stack.enter_context(patch("benchmark.federation.loop.assign", backwards))
         federation = contract_federation(method, precision=precision)
         if RANK in circumstances:
-            federation.engine.context = replace(federation.engine.context, rank=1, ranks=3)
+            for seat in federation.engine.seats:
+                seat.context = replace(seat.context, rank=1, ranks=3)
         return different_from_reference(method, federation, 2, OVERFLOW if SCALE in circumstances else ())
 
 

@@ -34,8 +34,8 @@ from benchmark.contract.isolation import OVERFLOW, in_double, with_other_unlabel
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from benchmark.federation.optimizers import OptimizerStates, kept_states, load_states
-from benchmark.federation.reference import LocalSite
-from benchmark.federation.slots import RecordedStep, SlotsEngine
+from benchmark.federation.replay import RecordedStep
+from benchmark.federation.site import LocalSite, stream_of
 from datamodules.base import SiteData
 from datamodules.views.batches import Batch, LocalWork
 from methods.base import FedMethod, Scope
@@ -246,13 +246,11 @@ def check_a_visit_is_a_fit(method: Method) -> None:
     visits = some_visits(federation)
     steps = 0
     for visit in visits:
-        sent, kept = engine.send(visit, federation.server), federation.clients.get(visit.client)
-        handed_on = engine.shared_optimizer_state
-        _, state = engine.run_visit(visit, sent, kept)
-        left, engine.shared_optimizer_state = state.optimizers or engine.shared_optimizer_state, handed_on
+        sent, start = engine.send(visit, federation.server), engine.start_of(federation.clients.get(visit.client))
+        left = engine.start_of(engine.run_visit(visit, sent, start)[1]).optimizers
         visited = module.tensors(*SCOPES)
-        with engine.seeded(visit), quiet_lightning():
-            site, work = engine.begin_visit(visit, sent, kept)
+        with engine.context.seeded(*stream_of(visit)), quiet_lightning():
+            site, work = engine.seats[0].begin_visit(visit, sent, start)
             trainer = L.Trainer(
                 max_epochs=len(work),
                 accelerator="cpu",
@@ -319,8 +317,8 @@ def check_replayed_steps_equal_the_reference(method: Method) -> None:
         "decision that must be left to tensors",
         notes,
     )
-    assert isinstance(federation.engine, SlotsEngine)
-    if any(slot.met for slot in federation.engine.slots):  # else its optimisers cannot be recorded
+    (seat,) = federation.engine.seats
+    if seat.replay and seat.replay.met:  # else its optimisers cannot be recorded
         what = "no step is replayed, because no two batches of a client have the same shapes"
         require(method, replays.call_count, what)
 
@@ -328,11 +326,11 @@ def check_replayed_steps_equal_the_reference(method: Method) -> None:
 def recorded_elsewhere(init: Callable[..., None]) -> Callable[..., None]:
     """``init``, which records a step, made to record it as another step of the visit: one recording serves all."""
 
-    def recorded(self: RecordedStep, step: Any, batch: Batch, slot: Any, fit: Fit) -> None:
+    def recorded(self: RecordedStep, step: Any, batch: Batch, replay: Any, fit: Fit) -> None:
         counters = ((fit, "batch_idx"), (fit.trainer, "current_epoch"), (fit.trainer, "global_step"))
         for owner, name in counters:
             setattr(owner, name, getattr(owner, name) + ELSEWHERE)
-        init(self, step, batch, slot, fit)
+        init(self, step, batch, replay, fit)
         for owner, name in counters:
             setattr(owner, name, getattr(owner, name) - ELSEWHERE)
 

@@ -1,12 +1,15 @@
-"""Checks of what a method's hooks return: its type, and the names and shapes of its tensors."""
+"""Checks of what a method's hooks return: its type, and the names and shapes of its tensors; and errors inside them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import index
 from typing import Any
 
 from torch import Tensor
 
-from datamodules.common.errors import RunError
+from datamodules.common.errors import RunError, Stopped, safe_str
+from datamodules.common.plugins import users_place
+from datamodules.common.streams import SERVER
 from datamodules.views.batches import LocalWork, Pass
 from methods.base import FedMethod, Upload, Visit
 
@@ -154,6 +157,34 @@ def in_place(method: FedMethod) -> None:
             "..., or registered late): its values would be lost. Register all tensors in __init__, and change them in "
             "place (self.x += 1, copy_, load_tensors)"
         )
+
+
+@contextmanager
+def errors_at(where: str, method: FedMethod) -> Iterator[None]:
+    """Errors inside a hook end as a ``RunError`` that begins with the name of the method, ``where``, and the cause."""
+    try:
+        yield
+    except (KeyboardInterrupt, Stopped):
+        raise
+    except BaseException as error:
+        raise RunError(f"{type(method).__name__}{where}: {_cause(error, method)}") from error
+
+
+def location(visit: Visit) -> str:
+    """Client and round, as an error message names them after the method."""
+    who = "the server" if visit.client == SERVER else f"client {visit.client} ({visit.size} images)"
+    return f", {who}, round {visit.round}"
+
+
+def _cause(error: BaseException, method: FedMethod) -> str:
+    """The message of an error inside a hook; unless it is a ``RunError``, with its type and the line of the user's."""
+    if isinstance(error, SystemExit):
+        return f"the method ended the program (exit code {error.code!r}); a hook returns, or raises an error"
+    if isinstance(error, RunError):
+        return safe_str(error)
+    classes = [cls for cls in type(method).__mro__ if issubclass(cls, FedMethod) and cls is not FedMethod]
+    line = users_place(error, {cls.__module__ for cls in classes})
+    return f"{type(error).__name__}: {safe_str(error)}" + (f" ({line})" if line else "")
 
 
 def describe(value: object) -> str:

@@ -19,12 +19,12 @@ from benchmark.federation import hooks
 from benchmark.federation.checkpoint_files import OnDisk
 from benchmark.federation.collectives import all_gather, from_first, gather_results, to_device
 from benchmark.federation.declarations import check_declarations, uploads_needed
+from benchmark.federation.engine import Engine
 from benchmark.federation.joint_mean import JointMean, without_tensors
 from benchmark.federation.metrics import Sums, class_accuracies, client_accuracies, recorded_means, scores, sum_logged
 from benchmark.federation.optimizers import OptimizerStates
-from benchmark.federation.reference import ClientState, ReferenceEngine, RunContext, VisitResult, location
 from benchmark.federation.scaling import loss_scaler
-from benchmark.federation.slots import SlotsEngine
+from benchmark.federation.site import ClientState, RunContext, VisitResult
 from benchmark.federation.store import Store
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import NOT_FINITE, RunError
@@ -55,7 +55,7 @@ class Federation:
         seed: the run's seed.
         eval_every: rounds between evaluations; the last round is always evaluated.
         callbacks: called on every rank after each round (``RoundCallback``) or during every visit (Lightning's).
-        slots: number of clients that a process trains in turns (``SlotsEngine``); ``None``: one after another.
+        slots: number of clients that a process trains in turns; ``None``: one after another, without replay.
         replay: whether slots record steps and replay them.
         nonfinite: what to do with an upload whose loss or tensors are not finite: end the run (``stop``), or leave it
             out of the aggregate and count it (``skip``).
@@ -99,7 +99,7 @@ class Federation:
             rank=fabric.global_rank,
             ranks=fabric.world_size,
         )
-        self.engine = ReferenceEngine(method, context) if slots is None else SlotsEngine(method, context, slots, replay)
+        self.engine = Engine(method, context, slots or 1, replay and slots is not None)
         method.spread = self.spread = partial(spread, fabric)  # leads to no data
         self.memory: dict[int, dict[str, Tensor]] = {}
         method.memory = self.memory
@@ -315,7 +315,7 @@ class Federation:
         found = find_nonfinite(results)
         if self.nonfinite == "stop":
             for visit, what in found.items():
-                raise RunError(f"{location(self.method, visit)}: {what}")
+                raise RunError(f"{type(self.method).__name__}{hooks.location(visit)}: {what}")
         return list(found)
 
     def add_to_mean(self, upload: Upload, lost: Sequence[Visit]) -> Upload:
@@ -342,7 +342,7 @@ class Federation:
         result, state = self.engine.run_server(number, self.server_state, first)
         self.steps += result.steps
         for visit, found in find_nonfinite({Visit(number, SERVER): result}).items():
-            raise RunError(f"{location(self.method, visit)}: {found}")
+            raise RunError(f"{type(self.method).__name__}{hooks.location(visit)}: {found}")
         registered = self.method.registered()
         own = {name: registered[name] for name in self.method.names("shared", "server")}
         server, self.server_state, logged = from_first(self.fabric, (own, state, result.sums))
@@ -367,7 +367,7 @@ class Federation:
         with self.engine.hook_context("predict", number), self.method.autocast():
             blocks = (block for _, block in self.data.test_blocks(self.method.eval_batch))
             probabilities = torch.cat(self.spread(lambda block: self.method.predict(block()), blocks))
-        self.engine.train_mode()
+        self.engine.seats[0].train_mode()
         metrics, self.confusion = scores(probabilities, self.data.test_labels)
         by_class = class_accuracies(self.confusion)
         metrics |= client_accuracies(by_class, self.class_counts)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmark.federation.checkpoint_files import OnDisk
 from benchmark.federation.collectives import join_tensors, split_tensors, tensors_in
-from benchmark.federation.reference import ClientState
+from benchmark.federation.site import ClientState
 
 HOST = torch.device("cpu")
 STATES = "states"  # folders in that of a run, one per process, for states that memory has no room for

@@ -120,7 +120,9 @@ def test_a_client_with_all_labels_has_no_teacher_before_the_warmup_ends() -> Non
     federation.run_round(0)
     federation.run_round(1)
     visit = replace(federation.visits(2)[0], first=False)
-    federation.engine.begin_visit(visit, federation.engine.send(visit, federation.server), federation.clients[0])
+    federation.engine.seats[0].begin_visit(
+        visit, federation.engine.send(visit, federation.server), federation.clients[0]
+    )
     federation.method.on_train_start()
     for name, value in federation.method.teacher.state_dict().items():
         assert torch.equal(value, federation.server[f"model.{name}"])

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.federation.loop import Federation
-from benchmark.federation.reference import LocalSite, Sent
+from benchmark.federation.site import LocalSite, Sent
 from datamodules.digits import Digits
 from federations import SCENARIOS, FewDigits, plain_fabric
 from methods import models
@@ -47,7 +47,7 @@ def images(count: int = 6, seed: int = 1) -> Tensor:
 def fit(run: Federation, client: int, fields: dict[str, Tensor], epochs: int = 1, **visit: Any) -> None:
     """A step per epoch of a client, or of the server (-1), on these fields."""
     data = run.data.server if client < 0 else run.data.client(client)
-    run.engine.attach(Visit(client=client, size=data.size, **visit))
+    run.engine.seats[0].attach(Visit(client=client, size=data.size, **visit))
     index = torch.cat([data.labelled, data.unlabelled])[: len(fields["x"])]  # the fields bring the images themselves
     walk = Stream(index, len(index), {}, fields, shuffle=False)
     work = [Pass({"labelled" if client < 0 else "unlabelled": walk})] * epochs
@@ -186,13 +186,13 @@ def test_a_target_starts_as_the_first_backbone_and_stays_with_the_client() -> No
     run = federation(method())
     run.server_phase(0, first=True)
     visit = Visit(client=2, size=run.data.client(2).size, first=True)
-    run.engine.begin_visit(visit, Sent(run.method.broadcast(run.server, visit), 0), None)
+    run.engine.seats[0].begin_visit(visit, Sent(run.method.broadcast(run.server, visit), 0), None)
     own = {name: run.server[f"model.{name}"] for name in run.method.target.state_dict()}
     assert all(torch.equal(value, own[name]) for name, value in run.method.target.state_dict().items())
     run.run_visits([visit])
     kept = run.clients[2].tensors
     assert any(not torch.equal(kept[f"target.{name}"], value) for name, value in own.items())
-    run.engine.begin_visit(Visit(client=2, size=visit.size, first=False), Sent(run.server, 0), run.clients[2])
+    run.engine.seats[0].begin_visit(Visit(client=2, size=visit.size, first=False), Sent(run.server, 0), run.clients[2])
     assert all(torch.equal(v, kept[f"target.{n}"]) for n, v in run.method.target.state_dict().items())
 
 

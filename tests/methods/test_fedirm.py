@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.federation.loop import Federation
-from benchmark.federation.reference import LocalSite
+from benchmark.federation.site import LocalSite
 from datamodules.views.batches import epoch
 from federations import SIDE, few_data, make_federation, make_method, plain_fabric, run_rows
 from methods import models

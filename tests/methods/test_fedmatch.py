@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.federation.loop import Federation
-from benchmark.federation.reference import LocalSite, Sent
+from benchmark.federation.site import LocalSite, Sent
 from federations import make_federation
 from fedmatch_runs import AT_CLIENTS, GENTLE, NETWORKS, PLAIN, changed, federation, few, method, single
 from methods.base import Pass, Stream, Visit
@@ -35,7 +35,7 @@ def fit(run: Federation, client: int, fields: dict[str, Tensor], stream: str = "
     """One step of a client, or of the server (-1), on these fields."""
     data = run.data.server if client < 0 else run.data.client(client)
     visit = Visit(client=client, size=data.size)
-    run.engine.attach(visit)
+    run.engine.seats[0].attach(visit)
     index = torch.cat([data.labelled, data.unlabelled])[: len(fields["x"])]  # the fields bring the images themselves
     walk = Stream(index, len(index), {}, fields, shuffle=False)
     LocalSite(run.method, run.engine.context, data, visit, []).fit([Pass({stream: walk})])
@@ -70,7 +70,7 @@ def test_a_client_with_labels_trains_both(network: str) -> None:
     engine, before = run.engine, dict(run.server)
 
     def trained(*streams: str) -> dict[str, Tensor]:
-        site, work = engine.begin_visit(Visit(size=data.client(0).size), Sent(run.server, 0), None)
+        site, work = engine.seats[0].begin_visit(Visit(size=data.client(0).size), Sent(run.server, 0), None)
         made = work[0]
         assert isinstance(made, Pass)
         site.fit([Pass({name: made.streams[name] for name in streams}, steps=1)])
@@ -239,7 +239,7 @@ def test_a_helper_is_the_receivers_sigma_with_another_psi() -> None:
     made = run.method
     other = [torch.randn_like(psi) * 0.1 for _, psi in pairs(made.model)]
     sent = {**run.server, "helper.0": flat(other), "helper_count": torch.tensor(1)}
-    site, work = run.engine.begin_visit(Visit(client=2, size=data.client(2).size), Sent(sent, 0), None)
+    site, work = run.engine.seats[0].begin_visit(Visit(client=2, size=data.client(2).size), Sent(sent, 0), None)
     fields = work[0].streams["unlabelled"].fields
     index = data.client(2).unlabelled
     assert torch.equal(fields["index"], index)
@@ -249,7 +249,7 @@ def test_a_helper_is_the_receivers_sigma_with_another_psi() -> None:
             psi.copy_(value)
         expected = torch.cat([model(x) for x in site.views("test", index)]).softmax(dim=1)
     torch.testing.assert_close(fields["helpers"], expected[:, None])
-    _, alone = run.engine.begin_visit(Visit(client=2, size=data.client(2).size), Sent(run.server, 0), None)
+    _, alone = run.engine.seats[0].begin_visit(Visit(client=2, size=data.client(2).size), Sent(run.server, 0), None)
     assert "helpers" not in alone[0].streams["unlabelled"].fields
 
 

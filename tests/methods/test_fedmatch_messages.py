@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from benchmark.federation.loop import Federation
-from benchmark.federation.reference import Sent
+from benchmark.federation.site import Sent
 from federations import make_federation, run_rows
 from fedmatch_runs import AT_CLIENTS, GENTLE, changed, federation, few, method, single
 from methods.ablations.fedmatch import OwnEntriesKept
@@ -33,7 +33,7 @@ def test_what_is_uploaded(cls: type[FedMatch]) -> None:
     """
     run, visit, sent = second_visit(cls)
     made = run.method
-    site, work = run.engine.begin_visit(visit, Sent(sent, 0), None)
+    site, work = run.engine.seats[0].begin_visit(visit, Sent(sent, 0), None)
     site.fit(work)
     trained = {name: value.clone() for name, value in made.tensors("shared").items()}
     upload = made.make_upload(site)

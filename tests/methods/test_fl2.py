@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmark.contract.federations import half_trained
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
-from benchmark.federation.reference import measured
+from benchmark.federation.site import measured
 from datamodules.base import SiteData
 from datamodules.common.errors import RunError
 from datamodules.partition.sites import true_labels

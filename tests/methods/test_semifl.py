@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmark.federation.reference import LocalSite
+from benchmark.federation.site import LocalSite
 from federations import few_in, make_federation, make_method, site_of
 from methods.ablations.semifl import AsInFL2
 from methods.base import Pass

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from benchmark.federation.assembly import assemble, make
-from benchmark.federation.reference import ReferenceEngine
 from benchmark.run import fit
 from datamodules.common.errors import ConfigError
 from federations import plain_fabric
@@ -32,11 +31,11 @@ def test_options_of_the_loop_and_the_engine_reach_the_federation(tmp_path):
         return assemble(config, *make(config, torch.device("cpu")), plain_fabric())
 
     plain, skips = made(), made(nonfinite="skip")
-    assert (type(plain.engine), plain.nonfinite, skips.nonfinite) == (ReferenceEngine, "stop", "skip")
+    assert (plain.engine.counts(), plain.nonfinite, skips.nonfinite) == ({}, "stop", "skip")
     turns = made(runtime__engine="slots", runtime__slots=3)
-    assert [slot.replay for slot in turns.engine.slots] == [True] * 3
+    assert [seat.replay is None for seat in turns.engine.seats] == [False] * 3
     eager = made(runtime__engine="slots", runtime__slots=2, runtime__replay=False)
-    assert [slot.replay for slot in eager.engine.slots] == [False] * 2
+    assert [seat.replay is None for seat in eager.engine.seats] == [True] * 2
 
 
 def test_grey_images_reach_networks_of_one_channel(tmp_path):

@@ -7,7 +7,7 @@ import torch
 
 from benchmark.config import Run, RunConfig
 from benchmark.federation.assembly import hidden_labels_seen
-from benchmark.federation.reference import EVAL_BLOCK, measured
+from benchmark.federation.site import EVAL_BLOCK, measured
 from benchmark.registry import ClassSpec
 from datamodules.common.errors import RunError
 from datamodules.partition.sites import true_labels
@@ -64,7 +64,8 @@ def test_the_generator_of_a_method_belongs_to_the_visit():
     assert len({number for v in (first, *others) for number in drawn(v)}) == 8
     assert drawn(first) == drawn(first)
     reseeded = few_federation(Draws, clients=2)
-    reseeded.engine.context = replace(reseeded.engine.context, seed=1)
+    (seat,) = reseeded.engine.seats
+    seat.context = replace(seat.context, seed=1)
     assert float(visited(reseeded, first)[0].sums["start"][0]) != drawn(first)[0]
 
 

@@ -185,7 +185,7 @@ def test_a_part_built_in_evaluation_mode_stays_there(slots):
     """As in Lightning's fit, clients and the server train what was built to train."""
     run = few_federation(PartlyFrozen, clients=3, slots=slots, replay=False)
     run_rows(run)
-    methods = [slot.engine.method for slot in run.engine.slots] if slots else [run.method]
+    methods = [seat.method for seat in run.engine.seats]
     for method in methods:
         assert method.modes
         assert set(method.modes) == {(False, True)}

@@ -115,7 +115,9 @@ def test_a_visit_is_the_loop_of_torchs_documentation() -> None:
     federation.server_phase(0, first=True)
     for number in range(2):
         visit = federation.visits(number)[0]
-        site, work = federation.engine.begin_visit(visit, federation.engine.send(visit, federation.server), None)
+        site, work = federation.engine.seats[0].begin_visit(
+            visit, federation.engine.send(visit, federation.server), None
+        )
         method, h = federation.method, federation.method.hparams
         optimizer = torch.optim.SGD(method.model.parameters(), h.lr, h.momentum, weight_decay=h.weight_decay)
         scaler = torch.amp.GradScaler("cpu", init_scale=FIRST_SCALE)

@@ -10,7 +10,7 @@ import torch
 from benchmark.federation import checkpoint
 from benchmark.federation.checkpoint import Checkpoint
 from benchmark.federation.loop import Federation
-from benchmark.federation.reference import ClientState
+from benchmark.federation.site import ClientState
 from benchmark.federation.store import Store
 from datamodules.common.errors import RunError
 from federations import few_data, make_method, plain_fabric

@@ -102,7 +102,7 @@ def test_engines_agree_in_a_run_whose_labels_flow():
     assert agreement.compared("fixmatch", "32-true", agreement.OTHERS, {}) == ["equal"] * 2
     made = federation_of(agreement.configured("fixmatch"), slots=2)
     made.run()
-    forms = [key[-1] for slot in made.engine.slots for key in slot.recorded]
+    forms = [key[-1] for seat in made.engine.seats for key in seat.replay.recorded]
     assert any(stream == "unlabelled" for form in forms for stream, *_ in form)
 
 
