@@ -10,11 +10,10 @@ import pandas as pd
 from benchmark.config import Run, RunConfig
 from benchmark.report.frame import NONE, Values
 from benchmark.report.statistics import interval
-from benchmark.report.verdicts import Effect, Level, difference, effect, judge, level, places
+from benchmark.report.verdicts import Lead, difference, lead, places, prediction
 from benchmark.runs.records import READING
 from benchmark.suites.plan import Plan, Row, Table, control_of, operands
 from benchmark.suites.suite import Suite
-from datamodules.common.errors import ConfigError
 
 LACKS = ("failed", "damaged", "outdated", "running", "stale", "missing")  # the first that applies to a seed's runs
 BROKEN = LACKS[:3]  # rows with such a seed get no verdict
@@ -28,15 +27,15 @@ class Judgement:
 
     Args:
         delta: ours, rounded as printed, minus published.
-        level: the printed value against our prediction interval.
-        effect: the row minus the table's control.
-        verdict: on level and effect, or why there is no published value; see ``verdicts.judge``.
-        note: why there is no verdict.
+        level: half-width of the prediction interval of the level, in points.
+        lead: the row minus the table's control.
+        verdict: on the lead, or why there is no published value.
+        note: why the verdict is open.
     """
 
     delta: float | None = None
-    level: Level | None = None
-    effect: Effect | None = None
+    level: float | None = None
+    lead: Lead | None = None
     verdict: str = ""
     note: str = ""
 
@@ -134,7 +133,7 @@ class Cell:
 
     @property
     def status(self) -> str:
-        """Missing seeds, and the verdict: ``4 of 5; running (1); level only``."""
+        """Missing seeds, and the verdict: ``4 of 5; running (1); holds``."""
         seeds = self.count if 0 < self.n < self.planned else ""
         return "; ".join(filter(None, (seeds, self.lacks, self.judged.verdict)))
 
@@ -163,13 +162,16 @@ class Cell:
         if self.judged.delta is None:
             return ""
         delta = f"{self.judged.delta:+.{places(self.published or '')}f}"
-        return f"{delta}, ± {self.judged.level.half:.2f}" if self.judged.level else delta
+        return delta if self.judged.level is None else f"{delta}, ± {self.judged.level:.2f}"
 
     @property
     def effect_text(self) -> str:
-        """The effect with its half-width, and the printed effect in brackets; empty if there is none."""
-        of = self.judged.effect
-        return "" if of is None else f"{of.ours:+.2f} ± {of.half:.2f} ({of.printed:+.{of.places}f})"
+        """The lead with its half-width, and the printed lead in brackets; empty if there is none."""
+        of = self.judged.lead
+        if of is None:
+            return ""
+        half = f" ± {of.half:.2f}" if of.n > 1 else ""
+        return f"{of.ours:+.2f}{half} ({of.printed:+.{of.places}f})"
 
 
 @dataclass(frozen=True)
@@ -191,11 +193,7 @@ class Cells:
     known: Values
 
     def cell(self, row: Row, metric: str) -> Cell:
-        """Make a cell.
-
-        Raises:
-            ConfigError: the table in ``judged_by`` prints no such value.
-        """
+        """Make a cell."""
         cell = self._unjudged(row, metric)
         return replace(cell, judged=self._judge(cell))
 
@@ -232,44 +230,32 @@ class Cells:
         return self.published.get(row.key(metric)), self.published.get(row.key(f"{metric} std"))
 
     def _judge(self, cell: Cell) -> Judgement:
-        own = cell.published
-        missing = "" if own or not self.published else f"published: {self.table.unpublished}"
-        if not self.suite.compares(self.plan.scale):
+        printed, runs = cell.published, self.table.published_runs
+        missing = "" if printed or not self.published else f"published: {self.table.unpublished}"
+        if not self.suite.compares(self.plan.scale) or printed is None or cell.ours is None:
             return Judgement(verdict=missing)
-        printed, printed_runs, where = self._judged_by(cell)
-        if printed is None or cell.ours is None:
-            return Judgement(verdict=missing)
-        delta = difference(cell.ours, own) if own else None
-        beside = self._control(cell) if own else None
+        delta, beside = difference(cell.ours, printed), self._control(cell)
+        unsound = self._unsound(cell, beside)
+        if unsound:
+            return Judgement(delta, verdict="open" if beside else "", note=unsound if beside else "")
+        found = None
+        if beside and beside.published:
+            found = lead(cell.scores, beside.scores, printed, beside.published, runs)
+        nothing = ("open", "no seed in common with the control") if beside else ("", "")
+        return Judgement(delta, prediction(list(cell.scores), runs), found, *(found.verdict if found else nothing))
+
+    def _unsound(self, cell: Cell, beside: Cell | None) -> str:
+        """Why the seeds of a cell may not be judged; empty if they may."""
         if cell.broken:
-            return Judgement(delta, note="a failed run")
+            return "a failed run"
         if beside and beside.broken:
-            return Judgement(delta, note="a failed run of the control")
-        if not self._has_the_suites_seeds(cell):
-            return Judgement(delta, note="other seeds than the suite's")
-        of_level, of_effect = level(list(cell.scores), printed, printed_runs), None
-        if own and beside and beside.published:
-            of_effect = effect(cell.scores.to_dict(), beside.scores.to_dict(), own, beside.published)
-        verdict, note = judge(cell.n, of_level, of_effect, beside is not None)
-        return Judgement(delta, of_level, of_effect, verdict + where if verdict else missing, note)
+            return "a failed run of the control"
+        return "" if self._has_the_suites_seeds(cell) else "other seeds than the suite's"
 
     def _control(self, cell: Cell) -> Cell | None:
         """The same metric of the row's control, if it is printed."""
         control = control_of(cell.row, self.table.rows, self.table.control)
         return self._unjudged(control, cell.metric) if control and self._printed(control, cell.metric)[0] else None
-
-    def _judged_by(self, cell: Cell) -> tuple[str | None, int, str]:
-        """The printed value that counts, the number of runs behind it, and, if another table prints it, where."""
-        row = cell.row
-        if not row.judged_by:
-            return cell.published, self.table.published_runs, ""
-        elsewhere = replace(row, table=row.judged_by)
-        printed, spread = self._printed(elsewhere, cell.metric)
-        if printed is None:
-            where = f"{self.suite.where}, {row.name}: judged_by"
-            raise ConfigError(f"{where}: there is no {cell.metric} of {elsewhere.name}")
-        runs = next(one.published_runs for one in self.suite.tables if one.number == row.judged_by)
-        return printed, runs, f", by table {row.judged_by}: {printed}{f' ± {spread}' if spread else ''}"
 
     def _has_the_suites_seeds(self, cell: Cell) -> bool:
         """Whether a mean may be judged: over (some of) the suite's seeds, and over others only if all these are

@@ -164,7 +164,7 @@ class Rendered:
 
     @property
     def unjudged(self) -> str:
-        """Return a sentence on the cells without a verdict, by reason; empty if there are none."""
+        """Return a sentence on why verdicts are open; empty if none is."""
         layout, cells_of = self.layout, dict[str, list[str]]()
         for label, (_, cells) in zip(layout.labels(), layout.rows, strict=True):
             for (dataset, metric), line in zip(layout.columns, cells, strict=True):
@@ -172,7 +172,7 @@ class Rendered:
                     cell = f"{label} {dataset} {metric}" if layout.several else f"{label} {dataset}"
                     cells_of.setdefault(line.judged.note, []).append(cell)
         told = [f"{note} ({', '.join(cells)})" for note, cells in cells_of.items()]
-        return f"No verdict: {'; '.join(told)}." if told else ""
+        return f"Open: {'; '.join(told)}." if told else ""
 
     @property
     def markdown(self) -> str:
@@ -259,7 +259,7 @@ class Rendered:
             told = line.published_text or self.unpublished
             shown = markdown(f"{told} ({line.level_text})" if line.level_text else told)
             parts += [shown if self.compare else f"<sub>{shown}</sub>"]
-        if line.judged.effect:
+        if line.judged.lead:
             parts += [f"effect {line.effect_text}"]
         if line.n:
             parts += [markdown(line.judgement)]
@@ -274,7 +274,7 @@ class Rendered:
         return f"{line.ours:.1f}{half}{printed}{missing}"
 
     def _latex_parts(self) -> list[str]:
-        effects = any(line.judged.effect for line in self.cells)
+        effects = any(line.judged.lead for line in self.cells)
         return ["ours", *["published"] * self.printed, *["Δ"] * self.compare, *["effect"] * effects]
 
     def _latex_cell(self, line: Cell | None) -> list[str]:

@@ -26,7 +26,14 @@ SAY = {
     "last_k_mean": "the mean of the last {last}",
     "averaged": "one model, the mean of the global weights of the last {averaged}",
 }
-VERDICT = ("prediction", "effect", "effect_ci95", "effect_n", "effect_published")  # at a comparable scale
+VERDICT = (
+    "prediction",
+    "effect",
+    "effect_ci95",
+    "effect_prediction",
+    "effect_n",
+    "effect_published",
+)  # at a comparable scale
 NUMBERS = ("ours", "std", "ci95", "delta", *VERDICT, *READING)
 LEFT = ("table", "dataset", "data", "network", "method")
 RIGHT = (
@@ -56,10 +63,9 @@ def render(suite: Suite, plan: Plan, published: Mapping[Any, str]) -> list[Rende
 
     Returns:
         One ``Rendered`` per table. Each line has a ``status``: what is missing (``1 of 3; failed (1)``), whether a
-        value is published and, at the paper's scale, the verdict on the complete seeds (``judge``). If they do not
-        allow a verdict, ``note`` says why: too few seeds, too wide an interval, no printed effect, a failed run of the
-        row or of its control, or seeds other than the suite's while these are not complete. At other scales the
-        published value is shown for orientation only.
+        value is published and, at the paper's scale, the verdict on the printed lead (``Lead.verdict``). ``note`` says
+        why it is open: too few seeds, too wide an interval, a failed run of the row or of its control, or seeds other
+        than the suite's while these are not complete. At other scales the published value is for orientation only.
     """
     known = by_row(long_frame(suite, plan))
     return [_render(suite, plan, published, table, known) for table in suite.tables]
@@ -156,10 +162,10 @@ def _frame(table: Table, cells: Sequence[Cell], columns: Sequence[str], compare:
         row |= {"data": cell.data, "network": cell.network, "metric": cell.metric, **cell.row.columns}
         row |= {"ours": cell.ours, "std": cell.std, "ci95": cell.ci95, "n": cell.n, **cell.readings}
         row |= {"published": cell.published, "spread": cell.spread, "delta": cell.judged.delta}
-        if level := cell.judged.level:
-            row["prediction"] = level.half
-        if effect := cell.judged.effect:
-            row |= dict(zip(VERDICT[1:], (effect.ours, effect.half, effect.n, effect.printed), strict=True))
+        row["prediction"] = cell.judged.level
+        if lead := cell.judged.lead:
+            of_lead = (lead.ours, lead.half, lead.prediction, lead.n, lead.printed)
+            row |= dict(zip(VERDICT[1:], of_lead, strict=True))
         rows.append({**row, "status": cell.status, "note": cell.judged.note, "runs": " ".join(cell.runs)})
     frame = pd.DataFrame(rows, columns=[*LEFT, *columns, *RIGHT]).astype(dict.fromkeys(NUMBERS, "float64"))
     left_out = {"data", "network"} if compare else {"delta", "note", *VERDICT}
@@ -279,18 +285,17 @@ def _legend(suite: Suite, table: Table, compare: bool, printed: bool) -> str:
         runs = "one further run" if table.published_runs == 1 else f"the mean of {table.published_runs} further runs"
         text += [
             "Below it the published value and, in brackets, Δ: ours, rounded as printed, minus published, with the",
-            f"half-width of our 95 % prediction interval for {runs}; the level holds if Δ is inside.",
+            f"half-width of our 95 % prediction interval for {runs}; it decides nothing.",
         ]
         if table.control:
             text += [
                 f"Effect: the row minus {table.control}, paired by seed, ± half-width of its 95 % t interval, and in",
-                "brackets the printed difference; it holds if the interval leaves out zero and has the printed sign.",
-                "Reproduced: level and effect hold; level only, effect only: one of them does; not reproduced:",
-                "neither. There is no verdict where one of the two intervals is wider, from end to end, than half the",
-                f"printed difference, with fewer than three seeds, or for {table.control} itself.",
+                "brackets the printed lead. Holds: the interval is on the printed side of 0, and the printed lead is",
+                "not above our prediction interval; smaller: it is above; not seen: the interval contains 0 and",
+                "excludes the printed lead; reversed: it is on the other side of 0; open: anything else.",
             ]
         else:
-            text += ["The table has no control, so that no effect is printed and there are no verdicts."]
+            text += ["The table has no control, so that no lead is printed and there are no verdicts."]
     elif printed:
         text += ["Published values, below ours, belong to the paper's data and protocol: no comparison is meant."]
     if printed:

@@ -22,8 +22,6 @@ class Row:
         options: what the row changes in the configuration.
         minus: labels ``(a, b)`` whose difference the row shows; it has no run of its own.
         pending: why the row cannot be run yet; empty if it can.
-        judged_by: the table whose published value the result is compared with, if a paper prints the cell twice; empty
-            for the row's own.
     """
 
     table: str
@@ -33,7 +31,6 @@ class Row:
     options: dict[str, Any]
     minus: tuple[str, str] | None = None
     pending: str = ""
-    judged_by: str = ""
 
     @property
     def name(self) -> str:

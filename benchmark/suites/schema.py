@@ -23,7 +23,8 @@ from datamodules.common.errors import ConfigError
 METRICS = ("acc", "acc_clients", "acc_worst_clients", "auc", "precision", "recall", "loss")
 COLUMNS = (
     *("table", "dataset", "data", "network", "method", "metric", "ours", "std", "ci95", "n", "published", "spread"),
-    *("value", "delta", "prediction", "effect", "effect_ci95", "effect_n", "effect_published", "status", "note"),
+    *("value", "delta", "prediction", "effect", "effect_ci95", "effect_prediction", "effect_n", "effect_published"),
+    *("status", "note"),
     *("best", "last", "last_k_mean", "averaged", "runs"),
 )
 """Columns that the files of tables and of published values have besides those of rows."""
@@ -98,7 +99,6 @@ class _Row(_Part):
     __pydantic_extra__: dict[str, Annotated[Any, AfterValidator(_column)]]
     method: LabelName
     set: dict[str, Any] = {}
-    judged_by: TableName | None = None
 
     @model_validator(mode="after")
     def _has_own_columns(self) -> "_Row":

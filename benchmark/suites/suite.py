@@ -430,13 +430,13 @@ class Suite:
         )
 
     def _row(self, number: str, dataset: str, table: Mapping[str, Any], spec: dict[str, Any]) -> Row:
-        method, judged_by = spec.pop("method"), spec.pop("judged_by") or ""
+        method = spec.pop("method")
         options = {**table["set"], **spec.pop("set")}
         minus = self.spec["labels"][method]["minus"]
         involved = [self.spec["datasets"][dataset], *(self.spec["labels"][name] for name in minus or (method,))]
         pending = next((entry["pending"] for entry in involved if entry and entry["pending"]), "")
         columns = {name: str(value) for name, value in spec.items()}
-        return Row(number, dataset, method, columns, options, tuple(minus) if minus else None, pending, judged_by)
+        return Row(number, dataset, method, columns, options, tuple(minus) if minus else None, pending)
 
 
 def available() -> list[str]:

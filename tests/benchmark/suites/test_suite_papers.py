@@ -4,9 +4,6 @@ from collections import Counter
 
 import pytest
 
-from benchmark.report.tables import render
-from benchmark.runs.states import RunState
-from datamodules.common.errors import ConfigError
 from papers import load
 
 PRINTED = {"cbafed": 68, "feddb": 30, "feddure": 97, "fl2": 85, "proxyfl": 384, "rscfed": 156}
@@ -77,26 +74,3 @@ def test_every_cell_of_fl2_has_a_row_with_and_one_without_pretraining(scale):
             main = suite.run(row, scale).config
             alike = [c for c in controls if (c.method.name, c.data) == (main.method.name, main.data)]
             assert main in alike and len({c.method.init_args["server_pretrain"] for c in alike}) == 2, row.name
-
-
-def test_the_cell_that_fl2_prints_twice_is_judged_by_its_mean():
-    """Table 2 prints a single run of what Table 1 prints the mean of: the same runs of ours, one verdict."""
-    suite = load("fl2")
-    plan = suite.plan("paper")
-    for key, run in plan.runs.items():
-        value = (55.0 if run.config.method.name == "fixmatch" else 76.9) + run.config.seed - 1
-        record = {name: {"acc": value} for name in ("best", "final", "last_k_mean")} | {"data_sha256": {}}
-        environment = {"cpu": "x", "cores": 1, "threads": 1}
-        plan.__dict__.setdefault("found", {})[key] = RunState(
-            "complete", record | {"environment": environment, "code_version": "0"}
-        )
-    frames = {table.number: table.frame for table in render(suite, plan, suite.published())}
-    first = frames["1"].query("dataset == 'SVHN-40' and method == 'fl2' and partition == 'iid'").iloc[0]
-    second = frames["2"].query("method == 'fl2'").iloc[0]
-    assert (first["published"], first["delta"], first["status"]) == ("75.3", 1.6, "level only")  # SemiFL is alike
-    assert (second["published"], second["delta"]) == ("73.2", 3.7)  # to what stands beside it; judged by the other
-    assert second["status"] == "reproduced, by table 1: 75.3 ± 2.4"
-    assert first["prediction"] == second["prediction"] == pytest.approx(4.3027 * (2 / 3) ** 0.5, abs=1e-4)
-    without = {key: value for key, value in suite.published().items() if key[0] != "1"}
-    with pytest.raises(ConfigError, match="2/SVHN-40/fl2: judged_by: there is no acc of 1/SVHN-40/fl2"):
-        render(suite, plan, without)
