@@ -1,4 +1,4 @@
-"""What started the processes of a run: the run itself, ``torchrun`` or SLURM."""
+"""What started the processes of a run: the run itself, ``torchrun`` or SLURM's ``srun``."""
 
 import os
 from typing import NamedTuple
@@ -6,6 +6,9 @@ from typing import NamedTuple
 from datamodules.common.errors import ConfigError
 
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+ALLOCATION = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
+"""Variables of SLURM from which Lightning concludes that other processes were started beside this one."""
+INTERACTIVE = ("bash", "interactive")  # names of SLURM's jobs that Lightning leaves alone
 
 
 class Torchrun(NamedTuple):
@@ -28,25 +31,40 @@ def torchrun() -> Torchrun | None:
 
 
 def slurm_tasks() -> int:
-    """Number of processes that SLURM has started for this run, including this one; 0 without SLURM.
+    """Number of processes that ``srun`` has started for this run, including this one; 0 without SLURM.
 
     Raises:
-        ConfigError: ``SLURM_NTASKS`` is not a number.
+        ConfigError: ``SLURM_NTASKS`` is no number, or the allocation has several tasks and ``srun`` has not started
+            this process: it would wait for the others for ever.
     """
-    from lightning.fabric.plugins.environments.slurm import SLURMEnvironment  # imports torch
+    tasks = _allocated()
+    if tasks > 1 and "SLURM_STEP_NUM_TASKS" not in os.environ:
+        raise ConfigError(
+            f"the SLURM allocation has {tasks} tasks, but srun has not started this process: start it with srun, or "
+            "ask for one task (--ntasks=1) with several CPUs or GPUs"
+        )
+    return tasks
 
-    return _number("SLURM_NTASKS", "SLURM") if SLURMEnvironment.detect() else 0
+
+def leave_allocation() -> None:
+    """Forget the tasks of the allocation: this process was started for one run by a command with many runs."""
+    for name in ALLOCATION:
+        os.environ.pop(name, None)
 
 
 def check_left_over() -> None:
     """Refuse what Lightning reads when it is imported or launches, and no launcher of ours can have set.
 
     Raises:
-        ConfigError: a rank is no number, or ``fabric run`` has started this process.
+        ConfigError: a rank is no number, or one without a launcher, or ``fabric run`` has started this process.
     """
+    started = torchrun() or _allocated()
     for name in RANKS:
-        if name in os.environ:
-            _number(name, "a launcher of processes", least=0)
+        if name in os.environ and _number(name, "a launcher of processes", least=0) and not started:
+            raise ConfigError(
+                f"{name}={os.environ[name]} is left in the environment, but neither torchrun nor srun has started this "
+                "process: unset it, or the program takes itself for one of several and prints nothing"
+            )
     if os.environ.get("LT_CLI_USED") == "1":
         raise ConfigError(
             "the environment looks like that of `fabric run` (LT_CLI_USED=1): start several processes with --devices "
@@ -55,8 +73,30 @@ def check_left_over() -> None:
 
 
 def is_one_of_several() -> bool:
-    """Whether something else has started this process and others beside it for the same run."""
-    return bool(torchrun()) or slurm_tasks() > 1
+    """Whether something else has started this process and others beside it."""
+    started = torchrun()
+    by_srun = "SLURM_STEP_NUM_TASKS" in os.environ and _allocated() > 1
+    return by_srun or (started is not None and started.local * started.nodes > 1)
+
+
+def refuse_several(command: str) -> None:
+    """Refuse several processes of ``torchrun`` or ``srun`` for a command that starts its own.
+
+    Raises:
+        ConfigError: one of them has started several.
+    """
+    if is_one_of_several():
+        raise ConfigError(
+            f"{command} starts its own processes: start it once, without torchrun or srun, which are for one run "
+            "(`fit`)"
+        )
+
+
+def _allocated() -> int:
+    """Number of tasks of the SLURM allocation, in which Lightning detects it; 0 without one."""
+    if "SLURM_NTASKS" not in os.environ or os.environ.get("SLURM_JOB_NAME") in INTERACTIVE:
+        return 0
+    return _number("SLURM_NTASKS", "SLURM")
 
 
 def _number(name: str, launcher: str, least: int = 1) -> int:
@@ -67,16 +107,3 @@ def _number(name: str, launcher: str, least: int = 1) -> int:
             f"{launcher}, or unset the variables that {launcher} has left"
         )
     return int(given)
-
-
-def refuse_torchrun(command: str) -> None:
-    """Refuse several processes of ``torchrun`` for a command that starts its own.
-
-    Raises:
-        ConfigError: ``torchrun`` has started several.
-    """
-    started = torchrun()
-    if started and started.local * started.nodes > 1:
-        raise ConfigError(
-            f"{command} starts its own processes: start it without torchrun, which is for one run (`fit`)"
-        )

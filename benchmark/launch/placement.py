@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from benchmark.config import Run
 from benchmark.launch.launchers import slurm_tasks
-from benchmark.runs.environment import asked_threads, bearable, cores, idle_cores
+from benchmark.runs.environment import asked_threads, bearable, cores, free_threads
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.states import saved_rounds
 from datamodules.common.errors import ConfigError, RunError
@@ -49,7 +49,7 @@ def placed(run: Run) -> Run:
         raise ConfigError(f"devices={devices}: give a number of processes from 1, or auto")
     if threads == "auto":
         known = asked_threads() or (kept_threads(run) if accelerator == "cpu" else 1)
-        threads = known or (idle_cores() if devices * rt.num_nodes == 1 else max(1, cores() // devices))
+        threads = known or (free_threads() if devices * rt.num_nodes == 1 else max(1, cores() // devices))
     return run.replace(runtime=replace(rt, accelerator=accelerator, devices=devices, threads=threads))
 
 

@@ -13,7 +13,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from benchmark.config import Run, Runtime
-from benchmark.launch.launchers import refuse_torchrun
+from benchmark.launch.launchers import leave_allocation, refuse_several
 from benchmark.launch.placement import kept_threads
 from benchmark.launch.process import die_with_parent
 from benchmark.launch.progress import Display
@@ -58,7 +58,7 @@ def run_all(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: st
         Stopped: ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP`` came; the runs in progress have saved the end of their last
             round.
     """
-    refuse_torchrun("a command with many runs")
+    refuse_several("a command with many runs")
     queue, going = pinned(runs, jobs, gpus), dict[int, _Going]()
     alone = jobs <= 1 and not gpus
     free = list(range(min(max(1, jobs), len(runs))))
@@ -217,6 +217,7 @@ def _carry_out(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
+    leave_allocation()
     if gpu is not None:
         visible = environment.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)

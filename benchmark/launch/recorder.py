@@ -56,7 +56,7 @@ class Recorder:
         """Write the row of an evaluated round, and a checkpoint if one is due."""
         if row is not None:
             self.files.append(row)
-            self.mirror.row(row)
+            self.mirror.row(row, federation.data.class_names)
         self.files.beat(federation.round)
         self.state = {**federation.state_dict(), "rows": self.files.rows_digest}
         if federation.round < federation.rounds and self.checkpoint.due(self.state):
@@ -88,7 +88,7 @@ class Recorder:
         save_plain(self.files.path / WEIGHTS, weights)
         self.state, confusion = None, federation.confusion
         record = self.files.finish(federation.averaged, None if confusion is None else confusion.tolist())
-        self.mirror.record(record)
+        self.mirror.record(record, federation.data.class_names)
         checkpoint.remove(self.files.path / CHECKPOINT)
 
     def fail(self, error: Exception, run: Run) -> None:

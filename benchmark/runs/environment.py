@@ -121,6 +121,11 @@ def idle_cores() -> int:
     return max(1, min(cores(), (os.cpu_count() or 1) + 1 - min(running)))  # this thread is running, too
 
 
+def free_threads() -> int:
+    """CPU threads of a run in one process: as many as ``OMP_NUM_THREADS`` asks for, or one per idle core."""
+    return asked_threads() or idle_cores()
+
+
 def cpu_share() -> float | None:
     """The container's CPU quota in cores, from control groups of either version; ``None`` without a limit."""
     group = system.ROOT / "sys" / "fs" / "cgroup"

@@ -14,15 +14,18 @@ from lightning.fabric.loggers.csv_logs import CSVLogger
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 
 from benchmark.config import Run, Runtime, identity
 from benchmark.registry import one_line, unknown
-from benchmark.runs.records import AVERAGED, READINGS
+from benchmark.runs.records import AVERAGED, BY_CLASS, READINGS
 from datamodules.common.errors import ConfigError
 from datamodules.common.plugins import plugin
 
 PROJECT = "fssl-bench"
 Mode = Literal["off", "offline", "online"]
+IN_A_VISIT = (Callback, LambdaCallback)
+"""Lightning's own callbacks that a visit can serve."""
 LOGGERS: Mapping[str, Callable[..., Logger]] = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}
 
 
@@ -58,12 +61,19 @@ def callback_classes(given: str | None) -> dict[str, type[Callback]]:
     """The Lightning callbacks given to ``--callbacks`` as dotted paths.
 
     Raises:
-        ConfigError: one cannot be imported, or is not a Lightning callback.
+        ConfigError: one cannot be imported, is no Lightning callback, or is one of Lightning's own that needs a
+            ``Trainer``.
     """
     found = {path: plugin(path, f"--callbacks {path}") for path in names(given)}
     for path, cls in found.items():
         if not (isinstance(cls, type) and issubclass(cls, Callback)):
             raise ConfigError(f"--callbacks {path}: this is not a subclass of lightning.pytorch.Callback")
+        for base in cls.__mro__:
+            if base.__module__.startswith("lightning.pytorch.callbacks.") and base not in IN_A_VISIT:
+                raise ConfigError(
+                    f"--callbacks {path}: {base.__name__} needs a whole Trainer, and a client's visit has none; "
+                    "docs/usage/python.md says which callbacks work, and what does the work of the others"
+                )
     return found
 
 
@@ -165,14 +175,16 @@ class Mirror:
     def __exit__(self, error: object, *_: object) -> None:
         self.close(exit_code=0 if error is None else 1)
 
-    def row(self, row: Mapping[str, Any]) -> None:
-        """Mirror an evaluated round; the round is the step in W&B."""
+    def row(self, row: Mapping[str, Any], classes: Sequence[str] = ()) -> None:
+        """Mirror an evaluated round; the round is the step in W&B. ``classes`` are the names of the data's classes."""
         values = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "round"}
         values |= {f"timing/{k}": v for k, v in row.get("timing", {}).items()}
+        accuracies = zip(classes, row.get(BY_CLASS, ()), strict=False)
+        values |= {f"{BY_CLASS}/{name}": v for name, v in accuracies if v is not None}
         self._do(lambda logger: logger.experiment.log(values, step=row["round"], commit=True))
 
-    def record(self, record: Mapping[str, Any]) -> None:
-        """Mirror a complete run's readings as its summary (``best/acc``), and its confusion matrix."""
+    def record(self, record: Mapping[str, Any], classes: Sequence[str]) -> None:
+        """Mirror a complete run's readings as its summary (``best/acc``), and its confusion matrix of ``classes``."""
         readings = {
             f"{reading}/{name}": value
             for reading in (*READINGS, AVERAGED)
@@ -182,7 +194,7 @@ class Mirror:
         sums = {name: record[name] for name in ("bytes_up", "bytes_down") if name in record}
         self._do(lambda logger: logger.experiment.summary.update({**readings, **sums}))
         if confusion := record.get("confusion"):
-            self._do(lambda logger: logger.experiment.log(_confusion(confusion)))
+            self._do(lambda logger: logger.experiment.log(_confusion(confusion, classes)))
 
     def tables(self, frames: Mapping[str, Any]) -> None:
         """Mirror data frames as ``wandb.Table``, by name."""
@@ -191,7 +203,8 @@ class Mirror:
             for name, frame in frames.items():
                 logger.log_table(name, dataframe=frame)
 
-        self._do(send)
+        if frames := {name: frame for name, frame in frames.items() if len(frame)}:
+            self._do(send)
 
     def figures(self, figures: Mapping[str, Any]) -> None:
         """Mirror matplotlib figures as images, by name."""
@@ -216,7 +229,7 @@ class Mirror:
 
         folder.mkdir(parents=True, exist_ok=True)
         settings = wandb.Settings(silent=True, console="off")
-        more: dict[str, Any] = {**init, "mode": mode, "resume": "allow" if mode == "online" else None}
+        more: dict[str, Any] = {**init, "mode": mode, "resume": "allow"}  # offline, ``wandb sync`` obeys it
         self._logger = WandbLogger(experiment=wandb.init(dir=str(folder), settings=settings, **more))
 
     def _do(self, action: Callable[[Any], object]) -> None:
@@ -234,12 +247,12 @@ class Mirror:
             warnings.warn(f"the W&B mirror is off, the run continues: {error}", stacklevel=4)
 
 
-def _confusion(lines: Sequence[str]) -> dict[str, Any]:
-    """Convert a record's confusion matrix to W&B's chart of counts."""
+def _confusion(lines: Sequence[str], classes: Sequence[str]) -> dict[str, Any]:
+    """Convert a record's confusion matrix to W&B's chart of counts; ``classes`` are their names."""
     import wandb
 
     matrix = np.array([line.split() for line in lines], dtype=int)
-    cells = [[str(t), str(p), int(count)] for (t, p), count in np.ndenumerate(matrix)]
+    cells = [[classes[t], classes[p], int(count)] for (t, p), count in np.ndenumerate(matrix)]
     names = ["Actual", "Predicted", "nPredictions"]
     chart = wandb.plot_table(
         "wandb/confusion_matrix/v1",

@@ -2,27 +2,49 @@
 
 import pytest
 
-from benchmark.launch.launchers import Torchrun, refuse_torchrun, torchrun
+from benchmark.launch.launchers import (
+    Torchrun,
+    check_left_over,
+    is_one_of_several,
+    leave_allocation,
+    refuse_several,
+    slurm_tasks,
+    torchrun,
+)
 from datamodules.common.errors import ConfigError
 
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
+SRUN = {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_JOB_NAME": "train"}
 
-@pytest.fixture
-def four(monkeypatch):
-    """The environment of one of two processes on each of two nodes."""
-    for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"}.items():
+
+@pytest.mark.parametrize("launcher", [TORCHRUN, SRUN], ids=["torchrun", "srun"])
+def test_processes_that_a_launcher_has_started_are_for_one_run(monkeypatch, launcher):
+    for name, value in launcher.items():
         monkeypatch.setenv(name, value)
+    check_left_over()
+    assert is_one_of_several()
+    assert (torchrun(), slurm_tasks()) == ((Torchrun(local=2, nodes=2), 0) if launcher is TORCHRUN else (None, 4))
+    with pytest.raises(ConfigError, match="table starts its own processes"):
+        refuse_several("table")
 
 
-def test_what_torchrun_has_started(four):
-    assert torchrun() == Torchrun(local=2, nodes=2)
+def test_an_allocation_of_several_tasks_is_refused_without_srun(monkeypatch):
+    """The first of its processes would wait for the others for ever. Commands with many runs do not mind."""
+    for name in ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_JOB_NAME"):
+        monkeypatch.setenv(name, {**SRUN, "SLURM_PROCID": "0"}[name])
+    check_left_over()
+    with pytest.raises(ConfigError, match="4 tasks, but srun has not started this process"):
+        slurm_tasks()
+    refuse_several("table")
+    leave_allocation()
+    assert slurm_tasks() == 0
 
 
-def test_without_torchrun(monkeypatch):
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    assert torchrun() is None
-    refuse_torchrun("table")
-
-
-def test_a_command_that_starts_processes_wants_none_beside_it(four):
-    with pytest.raises(ConfigError, match=r"table .*without torchrun"):
-        refuse_torchrun("table")
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "RANK", "SLURM_PROCID"])
+def test_a_rank_that_is_left_over_is_refused(monkeypatch, name):
+    """The program would print nothing and end with 0."""
+    monkeypatch.setenv(name, "0")
+    check_left_over()
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ConfigError, match=f"{name}=1 is left in the environment"):
+        check_left_over()

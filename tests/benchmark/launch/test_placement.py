@@ -76,6 +76,7 @@ def test_auto_takes_the_tasks_that_slurm_has_started(tmp_path, machine, monkeypa
     monkeypatch.setenv("SLURM_JOB_NAME", "train")
     for tasks, nodes, expected in ((1, 1, (1, 8)), (4, 1, (4, 2)), (4, 2, (2, 4)), (1, 2, (1, 8))):
         monkeypatch.setenv("SLURM_NTASKS", str(tasks))
+        monkeypatch.setenv("SLURM_STEP_NUM_TASKS", str(tasks))
         runtime = placed(configuration(tmp_path, runtime__num_nodes=nodes, **auto)).config.runtime
         assert (runtime.devices, runtime.threads) == expected
     assert placed(configuration(tmp_path, **{**auto, "runtime__devices": 3})).config.runtime.devices == 3

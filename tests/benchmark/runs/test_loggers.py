@@ -4,7 +4,7 @@ import warnings
 
 import pandas as pd
 import pytest
-from lightning.pytorch.callbacks import DeviceStatsMonitor
+from lightning.pytorch.callbacks import LambdaCallback
 
 from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import ClassSpec
@@ -99,7 +99,7 @@ def test_offline_files_hold_rows_and_tables(tmp_path):
         warnings.simplefilter("error", UserWarning)
         with mirror_run(RUN, path) as mirror:
             mirror.row({"round": 0, "acc": 12.5, "auc": None, "timing": {"seconds": 0.5}})
-            mirror.record(RECORD)
+            mirror.record(RECORD, [])
         frames = {"1": pd.DataFrame({"method": ["x"], "ours": [1.5]})}
         mirror_tables(Runtime(wandb="offline", results_dir=str(tmp_path / "results")), "paper", "toy-paper", frames)
     written = list(path.glob("wandb/offline-run-*/run-*.wandb"))
@@ -108,14 +108,18 @@ def test_offline_files_hold_rows_and_tables(tmp_path):
     assert len(tables) == 1 and '[["x",1.5]]' in tables[0].read_text().replace(" ", "")
 
 
-def test_a_summary_has_each_number_by_itself_and_tables_have_pictures(tmp_path, service):
+def test_a_summary_has_each_number_by_itself_and_classes_have_names(tmp_path, service):
     """``best/acc`` can be a column of W&B's list of runs; the confusion matrix is W&B's own chart."""
-    Mirror("online", tmp_path).record(
-        {**RECORD, "best": {"acc": 2.0, "acc_by_class": [1.0, 3.0]}, "confusion": ["5 1", "0 7"]}
+    mirror = Mirror("online", tmp_path)
+    mirror.row({"round": 0, "acc_by_class": [50.0, None]}, ["cat", "dog"])
+    mirror.record(
+        {**RECORD, "best": {"acc": 2.0, "acc_by_class": [1.0, 3.0]}, "confusion": ["5 1", "0 7"]}, ["cat", "dog"]
     )
     assert service.summary == {"final/acc": 1.0, "best/acc": 2.0, "bytes_up": 1, "bytes_down": 2}
-    ((pictures, _),) = service.logged
-    assert pictures["confusion"].table.data == [["0", "0", 5], ["0", "1", 1], ["1", "0", 0], ["1", "1", 7]]
+    (row, _), (pictures, _) = service.logged
+    assert row == {"acc_by_class/cat": 50.0}
+    cells = [["cat", "cat", 5], ["cat", "dog", 1], ["dog", "cat", 0], ["dog", "dog", 7]]
+    assert pictures["confusion"].table.data == cells
 
 
 def test_the_step_is_the_round_also_after_a_resume(tmp_path, service):
@@ -131,9 +135,12 @@ def test_runs_and_tables_are_filed_where_the_options_say(tmp_path, service):
     where = {"wandb_project": "p", "wandb_entity": "team", "wandb_group": "g", "wandb_tags": "a, b"}
     runtime = Runtime(wandb="offline", results_dir=str(tmp_path), **where)
     mirror_run(RUN.replace(runtime=runtime), tmp_path).row({"round": 0})
-    mirror_tables(runtime, "paper", "toy-paper", {})
+    mirror_tables(runtime, "paper", "toy-paper", {"1": pd.DataFrame({"ours": [1.5]}), "2": pd.DataFrame()})
     place = {"project": "p", "entity": "team", "group": "g", "tags": ["a", "b"]}
     assert [{name: init[name] for name in place} for init in service.started] == [place, place]
+    assert {init["resume"] for init in service.started} == {"allow"}, "or `wandb sync` overwrites the first part of a run"
+    tables = [name for values, _ in service.logged for name in values if "table" in name]
+    assert tables == ["toy-paper/table 1"], "an empty one is no table"
 
 
 @pytest.mark.parametrize(("mode", "at_once"), [("offline", 0), ("online", 1)])
@@ -187,13 +194,21 @@ def test_wandb_may_be_asked_for_by_name(tmp_path):
 
 
 def test_callbacks_by_dotted_path():
-    (timer,) = callbacks("lightning.pytorch.callbacks.DeviceStatsMonitor")
-    assert isinstance(timer, DeviceStatsMonitor)
+    (one,) = callbacks("lightning.pytorch.callbacks.LambdaCallback")
+    assert isinstance(one, LambdaCallback)
     for path, why in (
         ("nowhere.Mine", "No module named"),
         ("collections.Counter", "not a subclass of lightning.pytorch.Callback"),
         ("lightning.pytorch.callbacks.LambdaCallbacks", "has no attribute"),
-        ("lightning.pytorch.callbacks.EarlyStopping", "work without arguments"),
     ):
         with pytest.raises(ConfigError, match=why):
             callbacks(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["EarlyStopping", "GradientAccumulationScheduler", "StochasticWeightAveraging", "ModelCheckpoint", "RichProgressBar"],
+)
+def test_callbacks_that_need_a_whole_trainer_are_refused_by_name(name):
+    with pytest.raises(ConfigError, match=rf"{name} needs a whole Trainer"):
+        callbacks(f"lightning.pytorch.callbacks.{name}")
