@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,7 +26,7 @@ from datamodules.common.plugins import users_place
 from datamodules.common.streams import SERVER
 from datamodules.partition.sites import true_labels
 from datamodules.views.batches import Batch, LocalWork, epoch
-from methods.base import FedMethod, Tally, Upload, Visit
+from methods.base import FedMethod, Scope, Tally, Upload, Visit
 from methods.models.backbone import draw_from
 from methods.parts.aggregation import num_bytes
 from methods.parts.engine_state import EngineState, RegisteredTensors
@@ -206,7 +206,8 @@ class ReferenceEngine:
         self.holdings = Holdings(context.data.num_images, context.data.device)
         method._engine = EngineState(context.autocast, context.scaler(), tensors=RegisteredTensors(method))
         draw_from(method, self.generator)
-        self.initial = method.tensors("shared", "personal", "local", "server")
+        self.initial = method.tensors(*get_args(Scope))
+        self.frozen = method.names("frozen")
         if not method.training:  # it was put into evaluation mode after it was built
             method.train()
         self.always_eval = [part for part in method.modules() if not part.training]
@@ -336,9 +337,17 @@ class ReferenceEngine:
         """Refuse a visit that has broken a rule unnoticed; it has no result then.
 
         Raises:
-            RunError: a registered tensor was replaced, or the method asked about another site's images.
+            RunError: a registered tensor was replaced, a frozen one was changed, or the method asked about another
+                site's images.
         """
         hooks.in_place(self.method)
+        registered = self.method.registered()
+        for name in self.frozen:
+            if not torch.equal(registered[name], self.initial[name]):
+                raise RunError(
+                    f"{name!r} was changed, but counts as frozen, which is not sent: it came without a gradient, or in "
+                    "evaluation mode. Give it another scope in `scopes`"
+                )
         self.holdings.require_own()
 
     def detach(self) -> Sums:

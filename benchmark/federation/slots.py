@@ -128,7 +128,7 @@ class Slot:
         self.states: dict[Tensor, dict[str, Any]] = {}
         self.rates: list[Tensor] = []
         self.held: list[Any] = []  # the numbers in ``rates``
-        self.parts = [vars(part) for part in engine.method.modules()]
+        self.parts = [own for part in engine.method.modules() if "training" in (own := vars(part))]
         self.parameters = list(engine.method.parameters())
         self.settled: dict[Any, int] = {}  # numbers for settings of optimisers and modes of modules
         self.met: Counter[Any] = Counter()
