@@ -437,6 +437,18 @@ class FSSLDataModule(L.LightningDataModule):
         for number, start in enumerate(range(0, len(prepared), size)):
             yield number, partial(block, start)
 
+    def see(self, images: Tensor) -> Tensor:
+        """Views ``[B, C, H, W]`` of anybody's images, uint8 ``[B, h, w, 1 or 3]``, as test images are seen.
+
+        Feature vectors ``[B, d]`` of a data set that has such stay as they are.
+
+        Raises:
+            DataError: they are something else.
+        """
+        view, images = self._test_view(), images.to(self.device)
+        prepared = view.geometry.prepare(images[:, None] if self.feature_dim and images.ndim == 2 else images)
+        return self._seen(view(prepared, torch.arange(len(prepared), device=self.device), None))
+
     def _test_view(self) -> View | FeatureView:
         """How test images are seen: as training images in the view of that name, but for constants of their own."""
         view, h = self.views["test"], self.hparams

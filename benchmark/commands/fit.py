@@ -115,7 +115,7 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         if export and code == 0 and getattr(rank_zero_only, "rank", 0) == 0:
             from benchmark.runs.exported import export as write_model
 
-            write_model(runs[0].folder, Path(export))
+            write_model(runs[0], Path(export))
             tell(f"wrote {export}")
         return code
     code = _several(named, tell, again)
