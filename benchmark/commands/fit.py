@@ -194,7 +194,9 @@ def _start(given: Mapping[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[st
     if start:
         values = identity(start.config)
     if path:
-        values = read_yaml(Path(path), "--config")
+        read = read_yaml(Path(path), "--config")
+        options = {name: read.pop(name) for name in list(read) if "." in name}
+        values = apply(read, options)
     runtime = {f.name for f in fields(Runtime)}
     given = {f"runtime.{k}" if k in runtime else k: v for k, v in given.items()}
     values = apply(values, {**given, **dotted})
