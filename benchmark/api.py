@@ -18,17 +18,16 @@ import pandas as pd
 import torch
 from lightning import Fabric
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from torch import Tensor
 
 from benchmark.config import Run, RunConfig, Runtime, from_dict, with_pipeline
-from benchmark.federation.assembly import assemble, make, make_data
+from benchmark.federation.assembly import assemble, make, make_data, make_method
 from benchmark.federation.loop import Federation
 from benchmark.federation.metrics import classification_metrics
 from benchmark.federation.scaling import fabric_precision
 from benchmark.registry import KINDS, is_importable, one_line, path_of, register_local
 from benchmark.run import fit as fit_on_disk
 from benchmark.runs.environment import free_threads
-from benchmark.runs.exported import WEIGHTS, read_exported, read_weights
+from benchmark.runs.exported import INPUT, WEIGHTS, Exported, read_exported, read_weights
 from benchmark.runs.loggers import callbacks
 from benchmark.runs.records import read_record, read_rows, readings
 from benchmark.suites.suite import load
@@ -48,8 +47,9 @@ class Result:
         rows: its evaluated rounds.
         method: the trained method, if available.
         path: folder of its record, if any.
-        weights: weights of its last global model, if already loaded.
         averaged: the reading of its averaged model, if any.
+        exported: the file that it was loaded from, if any.
+        data: its data, if available.
     """
 
     def __init__(
@@ -59,12 +59,13 @@ class Result:
         method: FedMethod | None = None,
         path: Path | None = None,
         averaged: Mapping[str, Any] | None = None,
-        weights: Mapping[str, Tensor] | None = None,
+        exported: Exported | None = None,
+        data: FSSLDataModule | None = None,
     ) -> None:
         self.run, self.rows, self.path, self.averaged = run, list(rows), path, averaged
-        self._weights = weights
-        if method is not None:
-            self.method = method
+        self._exported = exported
+        if method is not None and data is not None:
+            self.method, self.data = method, data
 
     @property
     def config(self) -> RunConfig:
@@ -90,18 +91,62 @@ class Result:
         return pd.DataFrame.from_dict(found, orient="index")
 
     @cached_property
+    def data(self) -> FSSLDataModule:
+        """The data module; set up, unless an exported file says all that the method needs to know of it.
+
+        Raises:
+            DataError: the data are missing.
+        """
+        data = make_data(self.run)
+        data.place(torch.device("cpu"), torch.float64 if self.config.precision == "64-true" else torch.float32)
+        if not self._input:
+            data.setup()
+            return data
+        for name in INPUT[2:]:
+            setattr(data, name, self._input[name])
+        data.views = data._views()
+        return data
+
+    @cached_property
     def method(self) -> FedMethod:
         """The method with the global model of the last round; ``method.model`` is the network.
 
         Raises:
             RunError: the run's folder has no weights, or their file is damaged.
+            DataError: see ``data``.
         """
-        weights = read_weights((self.path or Path()) / WEIGHTS) if self._weights is None else self._weights
+        held = self._exported
+        weights = read_weights((self.path or Path()) / WEIGHTS) if held is None else held.weights
+        clients, images = (self._input.get(name) or getattr(self.data, name) for name in INPUT[:2])
         with torch.random.fork_rng(devices=[]):  # leaves the caller's random state unchanged
-            made, _ = make(self.run, torch.device("cpu"))
-        method: FedMethod = made
+            method = make_method(self.run, self.data, clients, images).to(dtype=self.data.dtype)
         method.load_tensors(weights)
         return method.eval()
+
+    @property
+    def _input(self) -> Mapping[str, Any]:
+        return self._exported.input if self._exported is not None else {}
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of their numbers."""
+        return tuple(self.data.class_names)
+
+    def predict(self, images: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Classify images by ``method``, seen as the run has seen its test images; int64 ``[B]``, see ``class_names``.
+
+        Args:
+            images: uint8 ``[B, height, width, 1 or 3]``, an array or a tensor; or the feature vectors ``[B, d]`` of a
+                data set that has such.
+
+        Raises:
+            DataError: they are something else, or see ``data``.
+            RunError: see ``method``.
+        """
+        blocks = torch.as_tensor(images).split(self.method.eval_batch)
+        with torch.inference_mode():
+            found = [self.method.predict(self.data.see(block)).argmax(dim=1).cpu() for block in blocks]
+        return torch.cat(found).numpy()
 
     def test(self) -> dict[str, float]:
         """Compute the metrics of ``method`` on the test images again, in percent; reads the data set.
@@ -110,11 +155,10 @@ class Result:
             RunError: see ``method``.
             DataError: the data are missing.
         """
-        data = make_data(self.run)
-        data.place(self.method.device, self.method.dtype)  # type: ignore[arg-type]
+        method, data = self.method, self.data
         data.setup()
         with torch.inference_mode():
-            blocks = [self.method.predict(block()) for _, block in data.test_blocks(self.method.eval_batch)]
+            blocks = [method.predict(block()) for _, block in data.test_blocks(method.eval_batch)]
         return classification_metrics(torch.cat(blocks), data.test_labels)
 
     def __repr__(self) -> str:
@@ -185,7 +229,7 @@ def load_run(path: str | Path, data_dir: str = "data") -> Result:
     if Path(path).is_file():
         held = read_exported(Path(path))
         run = _recorded(held.record, data_dir)
-        return Result(run, held.rows, averaged=held.record.get("averaged"), weights=held.weights)
+        return Result(run, held.rows, averaged=held.record.get("averaged"), exported=held)
     record = read_record(Path(path))
     run = _recorded(record, data_dir)
     return Result(run, read_rows(Path(path)), path=Path(path), averaged=record.get("averaged"))
@@ -261,7 +305,7 @@ def _in_memory(run: Run) -> Result:
         federation = assemble(run, method, data, fabric, [rows, *callbacks(runtime.callbacks)])
         federation.run()
         federation.become_server()
-    return Result(run, rows.rows, method.eval(), averaged=federation.averaged)
+    return Result(run, rows.rows, method.eval(), averaged=federation.averaged, data=data)
 
 
 def _on_disk(run: Run) -> Result:

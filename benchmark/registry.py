@@ -191,7 +191,8 @@ def _defined(module: str, base: type) -> list[type]:
 def unknown(what: str, name: object, known: Iterable[str], more: str = "") -> ConfigError:
     """The error for a name that is not among ``known``; it suggests the closest one and lists all."""
     known = list(known)
-    close = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
+    meant = {"alpha": "beta"} if "beta" in known else {}  # other papers' name of a Dirichlet concentration
+    close = difflib.get_close_matches(meant.get(str(name), str(name).lower()), known, n=1, cutoff=0.5)
     hint = f"; did you mean '{close[0]}'?" if close else "."
     return ConfigError(f"unknown {what} '{name}'{hint} Known: {', '.join(known) or 'none'}{more}")
 

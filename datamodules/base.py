@@ -90,7 +90,7 @@ class FSSLDataModule(L.LightningDataModule):
             replaced by, to tune hyperparameters without a look at test images. They are among those of ``validation``,
             where there are some, and the server does not have them.
         partition_file: a saved partition to use instead of drawing one.
-        pipeline: name of the image pipeline.
+        pipeline: name of the image pipeline, or dotted path of a function from ``pipelines.Look`` to views.
         side: side of the network's square input; default: the data set's.
         zoom: side that training images are enlarged to before the crop; default: the data set's, in proportion to
             ``side``.
@@ -437,6 +437,18 @@ class FSSLDataModule(L.LightningDataModule):
         for number, start in enumerate(range(0, len(prepared), size)):
             yield number, partial(block, start)
 
+    def see(self, images: Tensor) -> Tensor:
+        """Views ``[B, C, H, W]`` of anybody's images, uint8 ``[B, h, w, 1 or 3]``, as test images are seen.
+
+        Feature vectors ``[B, d]`` of a data set that has such stay as they are.
+
+        Raises:
+            DataError: they are something else.
+        """
+        view, images = self._test_view(), images.to(self.device)
+        prepared = view.geometry.prepare(images[:, None] if self.feature_dim and images.ndim == 2 else images)
+        return self._seen(view(prepared, torch.arange(len(prepared), device=self.device), None))
+
     def _test_view(self) -> View | FeatureView:
         """How test images are seen: as training images in the view of that name, but for constants of their own."""
         view, h = self.views["test"], self.hparams
@@ -449,7 +461,10 @@ class FSSLDataModule(L.LightningDataModule):
         return self._pool
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """All clients' and the server's data at once, for a plain ``Trainer``: the method names its streams.
+        """All clients' and the server's data at once, for a plain ``Trainer``: a method names its streams.
+
+        Any other ``LightningModule`` gets ``batch["labelled"]["x"]`` and ``["y"]``, or, with an attribute ``views`` as
+        methods have it, those streams, in batches of ``self.hparams.batch_size`` (64).
 
         The order of an epoch follows its number and the run's seed, so a resumed fit meets the images as if it had not
         stopped. Every process of a ``Trainer`` walks over all of them: several devices are not faster than one.
@@ -457,16 +472,16 @@ class FSSLDataModule(L.LightningDataModule):
         Batches have what ``FedMethod.streams`` gives, and nothing that ``local_work`` prepares for a client's visit.
 
         Raises:
-            ConfigError: no ``Trainer`` fits a method on this data; or, in training, a step asks for what only a
+            ConfigError: no ``Trainer`` fits a module on this data; or, in training, a step asks for what only a
                 client's visit prepares.
         """
         return loaders.train_loader(self)
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        """Test views ``x`` and labels ``y`` in batches of the method's ``eval_batch``, for a plain ``Trainer``.
+        """Test views ``x`` and labels ``y`` in batches of the module's ``eval_batch``, for a plain ``Trainer``.
 
         Raises:
-            ConfigError: no ``Trainer`` tests a method on this data.
+            ConfigError: no ``Trainer`` tests a module on this data.
         """
         return loaders.test_loader(self)
 

@@ -25,13 +25,13 @@ from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
 from datamodules.views.batches import Batch, LocalWork, Pass, Stream
 from methods.models.backbone import Backbone
-from methods.models.norm import Spread, serially, static_norms
+from methods.models.norm import Spread, frozen, serially, static_norms
 from methods.parts.aggregation import num_bytes, weighted_mean
-from methods.parts.engine_state import EngineState, StepNumber, Tally, own_column, step_numbers
+from methods.parts.engine_state import EngineState, StepNumber, Tally, own_column, state_of, step_numbers
 from methods.parts.tensors import wide
 from methods.parts.visits import Site, Upload, Visit
 
-Scope = Literal["shared", "personal", "local", "server"]
+Scope = Literal["shared", "personal", "local", "server", "frozen"]
 COUNTS = ("_rounds", "_epochs", "_steps")  # how names of arguments end that count something
 WEIGHTS = ("lr_", "lambda_")  # how names of rates and of losses' weights begin
 ABOVE_ALL = 1.5  # the highest threshold of a probability that still looks like one
@@ -106,7 +106,8 @@ class FedMethod(L.LightningModule):
     """What the server keeps of single clients (``remember``), by client; for the server's hooks, ``broadcast`` too."""
 
     scopes: ClassVar[Mapping[str, Scope]] = {}
-    """Name prefix of registered tensors -> scope; what no prefix matches is ``shared``."""
+    """Name prefix of registered tensors -> scope; what no prefix matches is ``shared``, or ``frozen`` where the network
+    comes with it like that: parameters that need no gradient, and buffers of parts in evaluation mode."""
 
     retired: ClassVar[Mapping[str, Any]] = {}
     """Arguments that the class has lost -> the one value that a configuration may still give them, as older ones do."""
@@ -132,6 +133,7 @@ class FedMethod(L.LightningModule):
         self.save_hyperparameters(ignore=["model"])
         check_switches(type(self), self.hparams)
         self.model = cast(Backbone, model)
+        self._frozen = frozenset(f"model.{name}" for name in frozen(model))
         self.visit = Visit()
         self.eval_batch = self.eval_batch if eval_batch is None else eval_batch
         self.require("from 0", lr=lr is None or lr >= 0, weight_decay=weight_decay >= 0)
@@ -371,14 +373,16 @@ class FedMethod(L.LightningModule):
         """Re-estimate batch-norm statistics after the server's step, where a method keeps static ones."""
 
     def scope(self, name: str) -> Scope:
-        """Scope of the registered tensor ``name``: that of the longest prefix in ``scopes``."""
+        """Scope of the registered tensor ``name``: that of the longest prefix in ``scopes``, if there is one."""
         hits = [p for p in self.scopes if name == p or name.startswith(p + ".")]
-        return self.scopes[max(hits, key=len)] if hits else "shared"
+        if hits:
+            return self.scopes[max(hits, key=len)]
+        return "frozen" if name in self._frozen else "shared"
 
     def registered(self) -> dict[str, Tensor]:
         """All registered tensors by name, in registration order; not copies."""
         tensors = self._engine.tensors
-        return self.state_dict() if tensors is None else tensors.by_name
+        return state_of(self) if tensors is None else tensors.by_name
 
     def names(self, *scopes: Scope) -> list[str]:
         """Names of the registered tensors of these scopes, in registration order."""

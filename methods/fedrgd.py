@@ -77,8 +77,8 @@ class FedRGD(FixMatch):
 
     def in_slot(self, group: int) -> dict[str, str]:
         """Names of slot ``group``'s tensors, by their name in the global model."""
-        names = [name for name, _ in self.model.state_dict().items()]
-        return {f"model.{name}": f"slots.{group}.{name}" for name in names}
+        names = [name for name in self.names("shared") if name.startswith("model.")]
+        return {name: name.replace("model", f"slots.{group}", 1) for name in names}
 
     def mean_loss(self, losses: Tensor, keep: Tensor) -> Tensor:
         """See ``unsup_norm``."""

@@ -115,7 +115,7 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         if export and code == 0 and getattr(rank_zero_only, "rank", 0) == 0:
             from benchmark.runs.exported import export as write_model
 
-            write_model(runs[0].folder, Path(export))
+            write_model(runs[0], Path(export))
             tell(f"wrote {export}")
         return code
     code = _several(named, tell, again)
@@ -194,7 +194,9 @@ def _start(given: Mapping[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[st
     if start:
         values = identity(start.config)
     if path:
-        values = read_yaml(Path(path), "--config")
+        read = read_yaml(Path(path), "--config")
+        options = {name: read.pop(name) for name in list(read) if "." in name}
+        values = apply(read, options)
     runtime = {f.name for f in fields(Runtime)}
     given = {f"runtime.{k}" if k in runtime else k: v for k, v in given.items()}
     values = apply(values, {**given, **dotted})

@@ -313,8 +313,8 @@ def check_replayed_steps_equal_the_reference(method: Method) -> None:
     require_equal(
         method,
         "a step that is recorded and replayed gives another result: it reads or writes something other than its batch "
-        "and registered tensors (batch_idx, current_epoch and global_step are Python numbers), or Python code takes a "
-        "decision that must be left to tensors",
+        "and registered tensors (self.visit.round, batch_idx, current_epoch and global_step are Python numbers: assign "
+        "a StepNumber in on_train_start), or Python code takes a decision that must be left to tensors",
         notes,
     )
     (seat,) = federation.engine.seats

@@ -37,11 +37,16 @@ def make(run: Run, device: torch.device) -> tuple[Any, FSSLDataModule]:
             network needs statistics that the method does not measure.
         DataError: the data are missing, or the partition cannot be made.
     """
-    config = run.config
-    dtype = torch.float64 if config.precision == "64-true" else torch.float32
-    data, devices = make_data(run), config.runtime.devices
+    dtype = torch.float64 if run.config.precision == "64-true" else torch.float32
+    data, devices = make_data(run), run.config.runtime.devices
     data.place(device, dtype, devices if device.type == "cpu" and isinstance(devices, int) else 1)
     data.setup()
+    return make_method(run, data, data.num_clients, data.num_images).to(device=device, dtype=dtype), data
+
+
+def make_method(run: Run, data: FSSLDataModule, num_clients: int, num_images: int) -> FedMethod:
+    """The method with a freshly initialised network, for data that are set up, or that an exported model describes."""
+    config = run.config
     torch.manual_seed(config.seed)
     shape = {"image_size": data.image_size, "in_features": data.feature_dim}
     shape["in_channels"] = data.hparams.get("channels", 3)
@@ -50,12 +55,12 @@ def make(run: Run, device: torch.device) -> tuple[Any, FSSLDataModule]:
     known = {
         "model": model,
         "num_classes": data.num_classes,
-        "num_clients": data.num_clients,
-        "num_images": data.num_images,
+        "num_clients": num_clients,
+        "num_images": num_images,
         "image_shape": image_shape,
     }
     needed = parameters(run.class_of("method"))
-    method = build(config.method, "method", **{name: known[name] for name in needed if name in known})
+    method: FedMethod = build(config.method, "method", **{name: known[name] for name in needed if name in known})
     check_declarations(method)
     if static_norms(method) and type(method).refresh_norm is FedMethod.refresh_norm:
         raise ConfigError(
@@ -69,7 +74,7 @@ def make(run: Run, device: torch.device) -> tuple[Any, FSSLDataModule]:
             f"{', '.join(data.views)}; choose another with --data.pipeline, and the setting that it was made for: "
             f"--data.scenario {method.scenario} with a number of labels (docs/usage/runs.md)"
         )
-    return method.to(device=device, dtype=dtype), data
+    return method
 
 
 def check_values(run: Run) -> None:

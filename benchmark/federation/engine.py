@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from operator import index
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from benchmark.federation.seat import Seat
 from benchmark.federation.site import ClientState, RunContext, Sent, VisitResult, stream_of
 from datamodules.common.streams import SERVER
 from datamodules.partition.sites import true_labels
-from methods.base import FedMethod, Tally, Upload, Visit
+from methods.base import FedMethod, Scope, Tally, Upload, Visit
 from methods.models.backbone import draw_from
 from methods.models.norm import serially
 from methods.parts.aggregation import num_bytes
@@ -44,7 +44,7 @@ class Engine:
         method.generator, method.spread, method._engine = None, serially, EngineState()
         draw_from(method, None)
         copies = [] if seats == 1 or self.sequential else [copy.deepcopy(method) for _ in range(seats - 1)]
-        self.initial = method.tensors("shared", "personal", "local", "server")
+        self.initial = method.tensors(*get_args(Scope))
         self.replays = replay and not context.callbacks
         own_stream = bool(copies) or self.replays
         self.seats = [Seat(one, context, self.initial, own_stream, self.replays) for one in (method, *copies)]

@@ -116,7 +116,7 @@ def upload(made: Any, visit: Visit, shared: Shapes, live: Shapes) -> Upload | No
     if missing := [name for name in shared if name not in made.tensors]:
         raise RunError(
             f"make_upload leaves out {missing[0]!r}; upload all shared tensors, and give what is not uploaded another "
-            "scope (personal, local or server)"
+            "scope (personal, local, server or frozen)"
         )
     made.weight = float(made.weight)
     if made.weight < 0:

@@ -437,8 +437,9 @@ def find_nonfinite(results: Mapping[Visit, VisitResult]) -> dict[Visit, str]:
         if not sound:
             bad = next(name for name, value in parts[visit] if not bool(value.isfinite().all()))
             found[visit] = (
-                f"{bad} {NOT_FINITE}. The last checkpoint is intact; lower the learning rate, or try --precision "
-                "32-true if this was mixed precision"
+                f"{bad} {NOT_FINITE}. The last checkpoint is intact; lower the learning rate, take masked_mean of "
+                "methods.parts.tensors for a mean over a mask that may be empty, or try --precision 32-true if this "
+                "was mixed precision"
             )
     return found
 

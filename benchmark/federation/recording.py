@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -179,6 +180,8 @@ class WatchedMethods(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _METHODS:
             self.host_read(f"Tensor.{func.__name__}")
+        if func is F.one_hot:
+            self.host_read("one_hot")
         return func(*args, **(kwargs or {}))
 
 
@@ -260,9 +263,10 @@ def _name(func: Any) -> str:
 
 
 def _refuse(name: str) -> None:
+    own = "Take that of methods.parts.tensors. " if name == "one_hot" else ""
     raise RunError(
         f"{name} at {_place()}: a step may not read numbers back to the host or make shapes that depend on data, since "
-        "a replay would not see them change. Keep the number in a StepNumber or another 0-dim tensor; use masks "
+        f"a replay would not see them change. {own}Keep the number in a StepNumber or another 0-dim tensor; use masks "
         "(torch.where, products) instead of boolean indexing; or do it in on_train_batch_start"
     )
 

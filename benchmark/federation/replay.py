@@ -46,7 +46,7 @@ class Replay:
         self.states: dict[Tensor, dict[str, Any]] = {}
         self.rates: list[Tensor] = []
         self.held: list[Any] = []  # the numbers in ``rates``
-        self.parts = [vars(part) for part in method.modules()]
+        self.parts = [own for part in method.modules() if "training" in (own := vars(part))]
         self.parameters = list(method.parameters())
         self.settled: dict[Any, int] = {}  # numbers for settings of optimisers and modes of modules
         self.met: Counter[Any] = Counter()

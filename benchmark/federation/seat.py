@@ -15,6 +15,7 @@ from benchmark.federation.replay import Replay
 from benchmark.federation.site import ClientState, LocalSite, RunContext, Sent, VisitResult, stream_of
 from datamodules.base import SiteData
 from datamodules.common import streams as random_streams
+from datamodules.common.errors import RunError
 from datamodules.views.batches import LocalWork
 from methods.base import FedMethod, Tally, Visit
 from methods.models.backbone import draw_from
@@ -51,6 +52,7 @@ class Seat:
         if not method.training:  # it was put into evaluation mode after it was built
             method.train()
         self.always_eval = [part for part in method.modules() if not part.training]
+        self.frozen = method.names("frozen")
         self.shared = {name: initial[name] for name in method.names("shared")}
         self.accelerator: Any = torch.get_device_module(device) if own_stream and device.type != "cpu" else None
         self.stream = self.accelerator.Stream(device) if self.accelerator else None
@@ -125,9 +127,17 @@ class Seat:
         """Refuse a visit that has broken a rule unnoticed; it has no result then.
 
         Raises:
-            RunError: a registered tensor was replaced, or the method asked about another site's images.
+            RunError: a registered tensor was replaced, a frozen one was changed, or the method asked about another
+                site's images.
         """
         hooks.in_place(self.method)
+        registered = self.method.registered()
+        for name in self.frozen:
+            if not torch.equal(registered[name], self.initial[name]):
+                raise RunError(
+                    f"{name!r} was changed, but counts as frozen, which is not sent: it came without a gradient, or in "
+                    "evaluation mode. Give it another scope in `scopes`"
+                )
         self.holdings.require_own()
 
     @contextmanager

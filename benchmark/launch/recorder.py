@@ -83,7 +83,8 @@ class Recorder:
         if taken := federation.engine.counts():
             ways = ", ".join(f"{count:,} {way}" for way, count in taken.items())
             self.say(f"steps of clients in slots, in this process: {ways}")
-        weights = {name: value.cpu() for name, value in federation.server.items()}
+        held = {**federation.server, **federation.method.tensors("frozen")}
+        weights = {name: value.cpu() for name, value in held.items()}
         self.files.check_claim()
         save_plain(self.files.path / WEIGHTS, weights)
         self.state, confusion = None, federation.confusion

@@ -71,12 +71,13 @@ def by_other_revision(run: Run, record: Record) -> bool:
 
 
 def users_source(run: Run) -> str | None:
-    """Digest of the files of a run's classes and network that are no part of this repository.
+    """Digest of the files of a run's classes, network and pipeline that are no part of this repository.
 
     Returns:
         Twelve hexadecimal digits; ``None`` if there are none, or no files, as in some notebooks.
     """
-    paths = (run.config.model, run.config.data.class_path)
+    pipeline = str(run.config.data.init_args.get("pipeline"))
+    paths = (run.config.model, run.config.data.class_path, pipeline)
     names = [cls.__module__ for cls in run.class_of("method").__mro__] + [path.rpartition(".")[0] for path in paths]
     theirs = dict.fromkeys(name for name in names if name and name.partition(".")[0] not in BELOW)
     files = [file for name in theirs if (file := _file(name)) is not None]

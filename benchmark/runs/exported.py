@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmark.config import Run
+from benchmark.federation.assembly import make_data
 from benchmark.registry import one_line
 from benchmark.runs.records import read_record, read_rows, validate
 from datamodules.common.errors import RunError
@@ -15,6 +17,8 @@ from datamodules.common.files import replacing
 
 FORMAT = "fssl-bench model 1"
 WEIGHTS = "weights.pt"
+INPUT = ("num_clients", "num_images", "num_classes", "class_names", "image_size", "feature_dim", "mean", "std")
+"""What the method and the views of a data set depend on, beside options; a data module knows it once it is set up."""
 
 
 @dataclass(frozen=True)
@@ -25,28 +29,35 @@ class Exported:
         record: the run's.
         rows: of its evaluated rounds.
         weights: the global model of its last round, by the names of the method's tensors.
+        input: see ``INPUT``; empty in files of earlier versions.
     """
 
     record: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
     weights: Mapping[str, Tensor]
+    input: Mapping[str, Any]
 
 
-def export(path: Path, file: Path) -> None:
+def export(run: Run, file: Path) -> None:
     """Write the model of a complete run to a file that ``torch.load(weights_only=True)`` reads.
 
     Args:
-        path: the run's folder.
+        run: the run.
         file: where to write it; an existing file is replaced.
 
     Raises:
         RunError: the run has no complete record or no weights.
+        DataError: the data are missing.
         OSError: the file cannot be written.
     """
+    path = run.folder
     record = read_record(path)
     if record["status"] != "complete":
         raise RunError(f"{path}: the run is not complete; only complete runs can be exported")
     held = {"format": FORMAT, "record": record, "rows": read_rows(path), "weights": read_weights(path / WEIGHTS)}
+    data = make_data(run)
+    data.setup()
+    held["input"] = {name: getattr(data, name) for name in INPUT}
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as stream:
         torch.save(held, stream)
@@ -62,7 +73,7 @@ def read_exported(file: Path) -> Exported:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise RunError(f"{file}: this is not an exported model ({FORMAT}); `fit --export` writes one")
     validate(found["record"], f"{file}, record")
-    return Exported(found["record"], found["rows"], found["weights"])
+    return Exported(found["record"], found["rows"], found["weights"], found.get("input", {}))
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:

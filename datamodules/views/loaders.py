@@ -10,19 +10,23 @@ from torch.utils.data import DataLoader, IterableDataset
 from datamodules.common import streams as random_streams
 from datamodules.common.errors import ConfigError
 from datamodules.partition.sites import SiteData
-from datamodules.views.batches import Batch, epoch
+from datamodules.views.batches import Batch, Stream, epoch
+
+BATCH, EVAL_BATCH = 64, 256
+"""Images per batch for a module that does not say."""
 
 
 def train_loader(data: Any) -> DataLoader[Batch]:
-    """All clients' and the server's training data, in the streams that the trainer's method names.
+    """All clients' and the server's training data, in the streams that the trainer's module names.
 
     Raises:
-        ConfigError: no ``Trainer`` fits a method on this data; or, in training, a step asks for what only a client's
+        ConfigError: no ``Trainer`` fits a module on this data; or, in training, a step asks for what only a client's
             visit prepares.
     """
     method, sites = _fitted(data), [*data.clients, data.server]
     fields = ("labelled", "labels", "unlabelled", *(("revealed",) if data.server.revealed is not None else ()))
-    streams = method.streams(SiteData(*(torch.cat([getattr(site, field) for site in sites]) for field in fields)))
+    everything = SiteData(*(torch.cat([getattr(site, field) for site in sites]) for field in fields))
+    streams = method.streams(everything) if hasattr(method, "streams") else _plain_streams(method, everything)
 
     def generator(number: int, purpose: str) -> torch.Generator:
         device = "cpu" if purpose.startswith("order") else data.device
@@ -36,12 +40,12 @@ def train_loader(data: Any) -> DataLoader[Batch]:
 
 
 def test_loader(data: Any) -> DataLoader[Batch]:
-    """Test views ``x`` and labels ``y`` in batches of the method's ``eval_batch``.
+    """Test views ``x`` and labels ``y`` in batches of the module's ``eval_batch``.
 
     Raises:
-        ConfigError: no ``Trainer`` tests a method on this data.
+        ConfigError: no ``Trainer`` tests a module on this data.
     """
-    size = _fitted(data).eval_batch
+    size = getattr(_fitted(data), "eval_batch", EVAL_BATCH)
 
     def batches() -> Iterator[Batch]:
         for number, block in data.test_blocks(size):
@@ -50,15 +54,27 @@ def test_loader(data: Any) -> DataLoader[Batch]:
     return DataLoader(_Batches(batches), batch_size=None)
 
 
+def _plain_streams(module: Any, data: SiteData) -> dict[str, Stream]:
+    """The streams of a ``LightningModule`` that is no method: labels, and unlabelled images if it has ``views``."""
+    views = getattr(module, "views", {"labelled": {"x": "weak"}})
+    size = module.hparams.get("batch_size", BATCH)
+    found = {}
+    if "unlabelled" in views and len(data.unlabelled):
+        found["unlabelled"] = Stream(data.unlabelled, size, views["unlabelled"])
+    if "labelled" in views and len(data.labelled):
+        found["labelled"] = Stream(data.labelled, size, views["labelled"], {"y": data.labels}, cycle=bool(found))
+    return found
+
+
 def _fitted(data: Any) -> Any:
-    """The method of the ``Trainer`` that uses the data."""
-    method = getattr(data.trainer, "lightning_module", None)
-    if not hasattr(method, "streams"):
+    """The module of the ``Trainer`` that uses the data."""
+    module = getattr(data.trainer, "lightning_module", None)
+    if module is None:
         raise ConfigError(
-            f"the loaders of {type(data).__name__} ask the method which images it takes: hand a FedMethod and the "
-            "data to a Trainer, trainer.fit(method, datamodule=data)"
+            f"the loaders of {type(data).__name__} ask the module which images it takes: hand both to a Trainer, "
+            "trainer.fit(module, datamodule=data)"
         )
-    return method
+    return module
 
 
 class _Part(dict[str, Any]):

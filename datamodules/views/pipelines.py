@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from datamodules.common.errors import ConfigError
+from datamodules.common.plugins import plugin
 from datamodules.views.augment import Cutout, Geometry, Pad, PadCrop, Resize, View, ZoomCrop
 from datamodules.views.features import FeatureView
 from datamodules.views.randaugment import FIXMATCH_LEVELS, FIXMATCH_UNIFORM, GRID_LEVELS, MAXIMAL, RandAugment
@@ -131,11 +132,18 @@ PIPELINES = {made.__name__: made for made in (*_OF_IMAGES, feature_versions, fea
 
 
 def views(name: str, look: Look) -> Views:
-    """Return the views of the pipeline ``name``; always has ``weak`` and ``test``.
+    """Return the views of the pipeline ``name``, or of a function with this dotted path; has ``weak`` and ``test``.
 
     Raises:
-        ConfigError: there is no such pipeline.
+        ConfigError: there is no such pipeline, or it does not return views.
     """
-    if name not in PIPELINES:
-        raise ConfigError(f"unknown pipeline {name!r}; choose one of {', '.join(sorted(PIPELINES))}")
-    return PIPELINES[name](look)
+    if "." not in name:
+        if name not in PIPELINES:
+            known = f"{', '.join(sorted(PIPELINES))}, or the dotted path of a function"
+            raise ConfigError(f"unknown pipeline {name!r}; choose one of {known}")
+        return PIPELINES[name](look)
+    made: Views = plugin(name, f"data.pipeline {name}")(look)
+    wrong = not isinstance(made, Mapping) or any(not isinstance(one, View | FeatureView) for one in made.values())
+    if wrong or not {"weak", "test"} <= made.keys():
+        raise ConfigError(f"data.pipeline {name}: return a dict of views, such as look.plain, with 'weak' and 'test'")
+    return made

@@ -9,7 +9,7 @@ The papers normalise in four ways, selected by ``norm`` in the models that offer
 * ``group``: group normalisation (FedRGD).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, get_args
 
 import torch
@@ -74,6 +74,16 @@ def static_norms(module: nn.Module) -> list[tuple[str, StaticBatchNorm2d]]:
     """List a module's static layers, each with the name of its ``num_batches_tracked`` in the state."""
     named = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, StaticBatchNorm2d)]
     return [(f"{name}.num_batches_tracked", layer) for name, layer in named]
+
+
+def frozen(model: nn.Module) -> Iterator[str]:
+    """Yield the names of tensors that no training changes: parameters that need no gradient, and buffers of parts in
+    evaluation mode, unless these are measured apart."""
+    for prefix, part in model.named_modules():
+        own = [name for name, tensor in part.named_parameters(recurse=False) if not tensor.requires_grad]
+        if not part.training and not isinstance(part, StaticBatchNorm2d):
+            own += [name for name, _ in part.named_buffers(recurse=False)]
+        yield from (f"{prefix}.{name}".lstrip(".").replace("_orig_mod.", "") for name in own)
 
 
 def normalisation(kind: Norm, channels: int, groups: int = 32) -> nn.Module:

@@ -168,6 +168,12 @@ def step_numbers(cls: type) -> Iterator[StepNumber]:
         yield from (value for value in vars(base).values() if isinstance(value, StepNumber))
 
 
+def state_of(module: nn.Module, keep_vars: bool = False) -> dict[str, Tensor]:
+    """Return a module's ``state_dict``, with the names that parts have before they are compiled."""
+    state = module.state_dict(keep_vars=keep_vars)
+    return {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}
+
+
 class RegisteredTensors:
     """The registered tensors of a method, looked up once.
 
@@ -178,13 +184,13 @@ class RegisteredTensors:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.originals = module.state_dict(keep_vars=True)
+        self.originals = state_of(module, keep_vars=True)
         self.by_name = {name: tensor.detach() for name, tensor in self.originals.items()}
         self.static_norms = static_norms(module)
 
     def replaced_in(self, module: nn.Module) -> list[str]:
         """Names of registered tensors that have been replaced, moved to other memory, added or removed since then."""
-        live = module.state_dict(keep_vars=True)
+        live = state_of(module, keep_vars=True)
 
         def replaced(name: str) -> bool:
             same = live.get(name) is self.originals.get(name)

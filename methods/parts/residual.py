@@ -76,7 +76,8 @@ def residual_connection(
     """Apply the residual weight connection after a round or an epoch (CBAFed Eqs. 1, 3, 21; released code).
 
     After every ``every``-th unit, ``model <- alpha * reference + (1 - alpha) * model``, and the result becomes the new
-    reference. All tensors are mixed, batch-norm statistics included; mixed counters are truncated.
+    reference. All tensors but frozen parameters are mixed, batch-norm statistics included; mixed counters are
+    truncated.
 
     Args:
         reference: a module with the same tensors; changed in place.
@@ -88,7 +89,9 @@ def residual_connection(
     """
     if alpha == 0:
         return
-    pairs = list(zip(reference.state_dict().values(), model.state_dict().values(), strict=True))
+    fixed = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    before, now = reference.state_dict(), model.state_dict()
+    pairs = [(before[name], now[name]) for name in now if name not in fixed]
     if index == 0:
         if first:
             for old, new in pairs:

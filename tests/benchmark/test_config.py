@@ -209,6 +209,7 @@ def test_folder_names_the_run(zoo):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"data": {"class_path": "digits", "init_args": {"alpha": 0.1}}}, "data argument 'alpha'; did you mean 'beta'"),
         ({"method": "mean_techer"}, r"unknown method 'mean_techer'; did you mean 'mean_teacher'\? Known: mean_teacher"),
         ({"method": "base"}, "unknown method 'base'"),
         ({"method": "zoo.mean_teacher.Mean"}, "cannot be imported: module .* has no attribute 'Mean'$"),

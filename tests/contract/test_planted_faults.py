@@ -98,6 +98,7 @@ FAULTS: dict[Check, dict[type[FedMethod], str]] = {
         training.CountsBatches: COUNTERS,
         training.CountsEpochs: COUNTERS,
         training.CountsSteps: COUNTERS,
+        training.BranchesOnTheRound: rf"self\.visit\.round, {COUNTERS}.*StepNumber",
     },
     runs.check_a_run_is_finite_and_learns: {
         training.Ascends: "does not learn",

@@ -59,12 +59,10 @@ def test_batches_of_a_plain_trainer_follow_the_runs_seed_and_the_epoch(tmp_path)
     assert fit(1, 2)[1] != first
 
 
-def test_loaders_need_a_trainer_that_fits_a_method():
+def test_loaders_need_a_trainer():
     data = make_data()
     for loader in (data.train_dataloader, data.test_dataloader):
-        with pytest.raises(
-            ConfigError, match=r"the loaders of Digits ask the method .* trainer.fit\(method, datamodule"
-        ):
+        with pytest.raises(ConfigError, match=r"the loaders of Digits .* trainer.fit\(module, datamodule"):
             loader()
 
 
@@ -99,6 +97,46 @@ def test_a_plain_trainer_sees_revealed_labels_and_the_methods_test_batches():
     run.test(method, datamodule=data, verbose=False)
     assert "y" in fields
     assert sizes == [40, 40, 10]
+
+
+class Ordinary(L.LightningModule):
+    """A module that knows nothing of federations."""
+
+    def __init__(self, batch_size=50):
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(10))
+        self.net(torch.zeros(1, 3, 16, 16))
+
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self.net(batch["labelled"]["x"]), batch["labelled"]["y"])
+
+    def test_step(self, batch, batch_idx):
+        right = self.net(batch["test"]["x"]).argmax(dim=1) == batch["test"]["y"]
+        self.log("acc", right.float().mean(), batch_size=len(right))
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 0.01)
+
+
+def test_an_ordinary_module_in_a_plain_trainer():
+    """All labels that sites hold; unlabelled images, and no labels of theirs, if it asks for them."""
+    data, module = few_data(5, side=16), Ordinary()
+    run = trainer(max_epochs=4)
+    run.fit(module, datamodule=data)
+    (result,) = run.test(module, datamodule=data, verbose=False)
+    assert run.global_step == 4 * -(-250 // 50) and result["acc"] > 0.5
+
+    class Both(Ordinary):
+        views = {"labelled": {"x": "weak"}, "unlabelled": {"x": "weak", "strong": "test"}}
+
+        def training_step(self, batch, batch_idx):
+            assert set(batch["unlabelled"]) == {"x", "strong"} and len(batch["labelled"]["y"]) == 50
+            return super().training_step(batch, batch_idx)
+
+    run = trainer(max_epochs=1)
+    run.fit(Both(), datamodule=few_data(5, 1, side=16))
+    assert run.global_step == 200 // 50
 
 
 @pytest.mark.parametrize("name", ["semifl", "feddb", "fl2"])

@@ -131,6 +131,15 @@ class CountsSteps(Sound):
         return super().training_step(batch, batch_idx) / (1 + self.global_step)
 
 
+class BranchesOnTheRound(Sound):
+    """Later rounds train with half the loss."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The recorded step is that of one round."""
+        loss = super().training_step(batch, batch_idx)
+        return loss / 2 if self.visit.round > 1 else loss
+
+
 class WantsTwoImages(Sound):
     """A step uses the first two images of a batch, which may have only one."""
 

@@ -60,6 +60,9 @@ def test_fit_from_the_saved_configuration_is_the_same_run_and_options_come_on_to
     assert config.identity(first) == config.identity(again) and again.runtime.devices == 4
     assert from_yaml(saved.read_text()).method == first.method
     assert (other.rounds, other.method.init_args["lr"], other.data.init_args["beta"]) == (4, 0.3, 2.0)
+    (here / "short.yaml").write_text("method: fedavg\nmethod.lr: 1e-3\ndata: digits\nrounds: 4\n")
+    assert main(["fit", "--config", "short.yaml", "--rounds", "5"]) == 0
+    assert fitted[-1].config.rounds == 5 and fitted[-1].config.method.init_args["lr"] == 0.001
 
 
 def test_fit_starts_from_a_row_of_a_suite(here, fitted):

@@ -78,7 +78,12 @@ class Mine(FedAvg):
 """
 
 
-@pytest.mark.parametrize(("slot", "name"), [("method", "own_parts.Mine"), ("model", "own_parts.flat")])
+PIPELINE = {"class_path": "digits", "init_args": {"pipeline": "own_parts.views"}}
+
+
+@pytest.mark.parametrize(
+    ("slot", "name"), [("method", "own_parts.Mine"), ("model", "own_parts.flat"), ("data", PIPELINE)]
+)
 def test_the_source_of_a_users_class_is_told_beside_the_revision(tmp_path, monkeypatch, slot, name):
     values = {"method": "fedavg", "data": "digits", "model": "mlp"}
     assert revision(Run.of(from_dict(values))) == f"method {FedAvg.revision}, framework {REVISION}"

@@ -2,14 +2,16 @@
 
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
 from benchmark.api import fit, load_run
 from benchmark.cli import main
+from benchmark.config import Runtime
 from benchmark.runs.exported import export
 from benchmark.runs.records import read_record
-from datamodules.common.errors import RunError
+from datamodules.common.errors import DataError, RunError
 
 OPTIONS = {"rounds": 2, "seed": 5, "threads": 1, "model": "mlp", "wandb": "off", "results_dir": "results"}
 DATA = ["--data", "digits", "--data.num_clients", "3", "--data.labelled_clients", "3", "--data.partition", "iid"]
@@ -57,11 +59,37 @@ def test_fit_exports_the_model_and_it_has_the_accuracy_of_the_record(here, metho
     assert found.test()["acc"] < 20 and record["final"]["acc"] > 40
 
 
+def test_an_exported_model_classifies_images_without_its_data(here):
+    """Images of any size as they are stored; normalised by what was measured on those of training."""
+    rng, sides = np.random.default_rng(0), {"train": 120, "test": 40}
+    labels = {f"{part}_labels": rng.integers(0, 2, n) for part, n in sides.items()}
+    images = {
+        f"{part}_images": (3 * labels[f"{part}_labels"][:, None, None, None] + rng.integers(0, 100, (n, 12, 12, 3)))
+        .astype(np.uint8)
+        for part, n in sides.items()
+    }  # fmt: skip
+    np.savez("own.npz", **images, **labels, class_names=["dark", "light"])
+    words = ["--data", "npz", "--data.file", str(here / "own.npz"), "--data.num_clients", "2"]
+    command = ["fit", "--method", "fedavg", *words, *COMMAND[6:], "--export", "model.pt"]
+    assert main(command) == 0
+    (path,) = here.glob("results/runs/*")
+    acc = read_record(path)["final"]["acc"]
+    (here / "own.npz").rename("elsewhere.npz")
+    found = load_run("model.pt")
+    classes = found.predict(images["test_images"])
+    assert classes.dtype == np.int64 and 60 < acc < 100
+    assert 100 * np.mean(classes == labels["test_labels"]) == pytest.approx(acc)
+    assert found.class_names == ("dark", "light")
+    assert found.predict(torch.full((1, 20, 16, 1), 90, dtype=torch.uint8)).tolist() == [1]
+    with pytest.raises(DataError, match="8-bit images"):
+        found.predict(images["test_images"] / 255)
+
+
 def test_a_run_without_weights_or_an_end_is_not_exported(here):
-    path = fit("fedavg", "digits", **OPTIONS).path
-    (path / "weights.pt").unlink()
+    found = fit("fedavg", "digits", **OPTIONS)
+    (found.path / "weights.pt").unlink()
     with pytest.raises(RunError, match=r"weights\.pt: there are no weights"):
-        export(path, here / "model.pt")
+        export(found.run.replace(runtime=Runtime(results_dir="results")), here / "model.pt")
     assert not (here / "model.pt").exists()
 
 

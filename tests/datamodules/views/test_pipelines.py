@@ -1,8 +1,12 @@
 """Named pipelines: which views they offer, and that weak and strong views are drawn apart."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
+from datamodules.common.errors import ConfigError
 from datamodules.views import pipelines
 from datamodules.views.pipelines import PIPELINES, Look
 
@@ -67,3 +71,19 @@ def test_the_grid_pipeline_leaves_weak_views_as_they_are() -> None:
         torch.testing.assert_close(views[name](prepared, index, g), expected)
     assert not torch.equal(views["strong"](prepared, index, g), expected)
     assert views["strong"].transforms[0].n == 6
+
+
+@pytest.mark.parametrize(
+    ("made", "fits"),
+    [("{'weak': look.plain, 'test': look.plain}", True), ("{'weak': look.plain}", False), ("9", False)],
+)
+def test_a_pipeline_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str, fits: bool) -> None:
+    """A function anywhere, which gets the data set's properties."""
+    (tmp_path / "my_pipelines.py").write_text(f"def mine(look):\n    return {made}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_pipelines", raising=False)
+    if fits:
+        assert pipelines.views("my_pipelines.mine", LOOK) == {"weak": LOOK.plain, "test": LOOK.plain}
+    else:
+        with pytest.raises(ConfigError, match=r"data\.pipeline my_pipelines\.mine: return a dict of views"):
+            pipelines.views("my_pipelines.mine", LOOK)
