@@ -18,7 +18,7 @@ passes, or raises an error that says what is wrong. A new one needs no registrat
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from benchmark.contract import isolation, runs
+from benchmark.contract import hidden, isolation, runs, watching
 from benchmark.contract.federations import Method
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Check = Callable[[Method], None]
 
-MODULES = (runs, isolation)
+MODULES = (runs, isolation, hidden, watching)
 PREFIX = "check_"
 CHECKS: tuple[Check, ...] = tuple(
     check for module in MODULES for name, check in vars(module).items() if name.startswith(PREFIX)

@@ -30,7 +30,8 @@ from benchmark.contract.federations import (
     rounds_until,
     some_visits,
 )
-from benchmark.contract.isolation import OVERFLOW, in_double, with_other_unlabelled_images
+from benchmark.contract.hidden import with_other_unlabelled_images
+from benchmark.contract.isolation import OVERFLOW, in_double
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from benchmark.federation.optimizers import OptimizerStates, kept_states, load_states
@@ -145,32 +146,24 @@ def check_the_averaged_model_is_the_mean_of_what_the_server_held(method: Method)
     require_equal(method, "evaluating the averaged model leaves it in the server", notes)
 
 
-def check_single_precision_is_close_to_double(method: Method) -> None:
-    """Weights in float32 end near those in float64: within ``SINGLE`` of the distance that those moved."""
+def check_lower_precisions_are_close_to_double(method: Method) -> None:
+    """Weights in float32, and under autocast to bf16 or (with a scaled loss) float16, end near those in float64.
+
+    Near is a share of the distance that those moved: ``SINGLE`` in float32, ``BRAIN`` under autocast.
+    """
     require_near(method, reference(method).servers[2], "float32", SINGLE)
-
-
-def check_bf16_autocast_is_close_to_double(method: Method) -> None:
-    """Weights under bf16 autocast end near those in float64: within ``BRAIN`` of the distance that those moved."""
-    federation = contract_federation(method, precision="bf16-mixed")
-    rounds_until(federation, 2)
-    require_near(method, federation.server, "bf16", BRAIN)
-
-
-def check_half_autocast_is_close_to_double(method: Method) -> None:
-    """Weights under float16 autocast with a scaled loss end as near to those in float64 as is asked of bf16."""
-    if class_of(method).no_loss_scaling:
-        return
-    federation = contract_federation(method, precision="16-mixed")
-    rows = rounds_until(federation, 2)
-    overflow = max(row.get(name, 0.0) for row in rows for name in OVERFLOW)
-    require(
-        method,
-        overflow <= MOST_OVERFLOW,
-        f"16-mixed skips {overflow:.0%} of a round's steps because a gradient overflows: compute what is steep in "
-        "float32 (torch.autocast(self.device.type, enabled=False))",
-    )
-    require_near(method, federation.server, "float16", BRAIN)
+    halves = [("bf16-mixed", "bf16")] + ([] if class_of(method).no_loss_scaling else [("16-mixed", "float16")])
+    for precision, name in halves:
+        federation = contract_federation(method, precision=precision)
+        rows = rounds_until(federation, 2)
+        overflow = max(row.get(column, 0.0) for row in rows for column in OVERFLOW)
+        require(
+            method,
+            overflow <= MOST_OVERFLOW,
+            f"16-mixed skips {overflow:.0%} of a round's steps because a gradient overflows: compute what is steep in "
+            "float32 (torch.autocast(self.device.type, enabled=False))",
+        )
+        require_near(method, federation.server, name, BRAIN)
 
 
 def require_near(method: Method, server: dict[str, Tensor], precision: str, bound: float) -> None:

@@ -38,7 +38,7 @@ def test_what_lightning_tells_does_not_reach_who_runs_the_checks(caplog: pytest.
         logging.getLogger(name).addHandler(caplog.handler)
     try:
         runs.check_a_visit_is_a_fit("fedavg")
-        runs.check_bf16_autocast_is_close_to_double("fedavg")
+        runs.check_lower_precisions_are_close_to_double("fedavg")
     finally:
         for name in ("lightning.pytorch", "lightning.fabric"):
             logging.getLogger(name).removeHandler(caplog.handler)

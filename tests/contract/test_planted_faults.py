@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmark.contract import isolation, runs
+from benchmark.contract import hidden, isolation, runs, watching
 from benchmark.contract.checks import CHECKS, Check, title
 from benchmark.contract.federations import SIDE, FewerDigits, brief, rounds_until
 from datamodules.common.errors import RunError
@@ -40,31 +40,33 @@ FAULTS: dict[Check, dict[type[FedMethod], str]] = {
     runs.check_the_averaged_model_is_the_mean_of_what_the_server_held: {
         memory.PredictsByMemory: "the averaged model is not the mean of the last two global models",
     },
-    isolation.check_hooks_change_nothing_they_are_given: {
-        memory.BroadcastInPlace: "broadcast changes the server's usual",
-        memory.LabelsInPlace: "local_work changes the labels of client 0",
-    },
     isolation.check_registered_tensors_are_its_own: {
         memory.CommonBuffer: "memory that all instances share.*usual",
     },
-    isolation.check_a_step_leaves_its_batch_alone: {training.BatchInPlace: r"in place.*batch\['unlabelled'\]\['x'\]"},
-    isolation.check_draws_come_from_streams_of_the_visit: {
+    watching.check_hooks_keep_to_what_is_theirs: {
+        memory.BroadcastInPlace: "broadcast changes the server's usual",
+        memory.LabelsInPlace: "local_work changes the labels of client 0",
+        training.BatchInPlace: r"in place.*batch\['unlabelled'\]\['x'\]",
+        training.ConstantOnTheHost: r"full makes a tensor \[10\] on the CPU at \S*training\.py:\d+",
+        training.CopiesToTheHost: r"moves a tensor to the CPU at \S*training\.py:\d+",
+        training.MakesAConstant: r"copies numbers to the device at \S*training\.py:\d+",
         surroundings.TorchDraw: "training_step draws from torch's global generator",
         surroundings.TorchDrawOfGradients: "on_before_optimizer_step draws from torch's global generator",
         surroundings.NumpyDraw: "weights draws from numpy.random",
         surroundings.PythonDraw: "learning_rate draws from Python's random",
     },
-    isolation.check_same_seed_same_bits: {surroundings.UnseededDraw: "draws from a generator that nobody seeds"},
-    isolation.check_the_host_does_not_matter: {
+    isolation.check_circumstances_do_not_matter: {
+        surroundings.UnseededDraw: "draws from a generator that nobody seeds",
+        memory.LastingAttribute: "clients that train in another order",
+        training.Unscaled: "a gradient is used while it is scaled, or was never",
+        training.ClipsScaled: "a gradient is used while it is scaled",
         surroundings.ReadsProcess: "It reads the id of the process ",
         surroundings.ReadsRank: "It reads the rank or the number of processes",
         surroundings.ReadsClock: "It reads the clock",
     },
-    isolation.check_test_images_are_not_used: {
+    hidden.check_hidden_labels_and_test_images_are_not_read: {
         surroundings.TestStatistic: OTHER_TESTS,
         surroundings.TestPrediction: OTHER_TESTS,
-    },
-    isolation.check_hidden_labels_are_not_read: {
         thieves.AsksForThem: OTHER_LABELS,
         thieves.FindsModules: OTHER_LABELS,
         thieves.FindsSites: OTHER_LABELS,
@@ -74,17 +76,7 @@ FAULTS: dict[Check, dict[type[FedMethod], str]] = {
         thieves.KeepsTheModule: OTHER_LABELS,
         thieves.Walks: "nothing leads to hidden labels",
     },
-    isolation.check_order_of_visits_is_irrelevant: {memory.LastingAttribute: "clients that train in another order"},
     isolation.check_names_of_clients_do_not_matter: {surroundings.KnowsClients: "looks at the id of a client"},
-    isolation.check_a_scaled_loss_leaves_every_bit: {
-        training.Unscaled: "a gradient is used while it is scaled, or was never",
-        training.ClipsScaled: "a gradient is used while it is scaled",
-    },
-    isolation.check_all_tensors_lie_on_the_device: {
-        training.ConstantOnTheHost: r"full makes a tensor \[10\] on the CPU at \S*training\.py:\d+",
-        training.CopiesToTheHost: r"moves a tensor to the CPU at \S*training\.py:\d+",
-        training.MakesAConstant: r"copies numbers to the device at \S*training\.py:\d+",
-    },
     runs.check_a_visit_is_a_fit: {training.KnowsTrainers: "a plain Trainer over a client's batches takes other steps"},
     runs.check_slots_equal_the_reference: {
         memory.LastingAttribute: "clients that train in three copies",
@@ -111,10 +103,10 @@ FAULTS: dict[Check, dict[type[FedMethod], str]] = {
     runs.check_bytes_are_counted: {training.FreeOfCharge: "a round sends 0 bytes down"},
     runs.check_clients_with_one_image_or_none: {training.WantsTwoImages: "IndexError"},
     runs.check_default_arguments_are_plain: {training.OddArgument: "the default of 'pair' is a tuple"},
-    runs.check_single_precision_is_close_to_double: {training.HalvesInSingle: "in float32 the weights end"},
-    runs.check_bf16_autocast_is_close_to_double: {training.Rounds: "in bf16 the weights end"},
-    runs.check_half_autocast_is_close_to_double: {
-        training.Rounds: "in float16 the weights end",
+    runs.check_lower_precisions_are_close_to_double: {
+        training.HalvesInSingle: "in float32 the weights end",
+        training.Rounds: "in bf16 the weights end",
+        training.RoundsHalf: "in float16 the weights end",
         training.Steep: "16-mixed skips .* of a round's steps",
     },
 }
@@ -124,7 +116,7 @@ LEGITIMATE: dict[type[FedMethod], list[Check]] = {
     sound.Sound: list(CHECKS),
     sound.Quantised: [runs.check_bytes_are_counted],
     sound.LargeStatistic: [runs.check_bytes_are_counted],
-    sound.KnownLosses: [isolation.check_a_step_leaves_its_batch_alone, runs.check_default_arguments_are_plain],
+    sound.KnownLosses: [watching.check_hooks_keep_to_what_is_theirs, runs.check_default_arguments_are_plain],
     sound.SendsNoise: [isolation.check_names_of_clients_do_not_matter],
     sound.Closed: list(CHECKS),
     sound.NotYetKnown: list(CHECKS),

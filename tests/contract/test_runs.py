@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmark.contract.federations import FewerDigits, contract_federation, different, rounds_until
-from benchmark.contract.isolation import (
+from benchmark.contract.hidden import (
     unlabelled,
     with_other_hidden_labels,
     with_other_test_images,

@@ -177,11 +177,19 @@ class HalvesInSingle(Sound):
 class Rounds(Sound):
     """A step that fails in low precision: it uses digits that 16 bits do not have."""
 
+    coarse: tuple[torch.dtype, ...] = (torch.bfloat16,)
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Where logits are rounded, the loss counts ten times."""
         x = batch["labelled"]["x"] if "labelled" in batch else batch["unlabelled"]["x"]
-        coarse = 1.0 if self(x).dtype in (torch.bfloat16, torch.float16) else 0.0
+        coarse = 1.0 if self(x).dtype in self.coarse else 0.0
         return super().training_step(batch, batch_idx) * (1.0 - 1.9 * coarse)
+
+
+class RoundsHalf(Rounds):
+    """The same in float16 alone."""
+
+    coarse = (torch.float16,)
 
 
 class Unscaled(Sound):
