@@ -89,7 +89,7 @@ def _fit(run: Run) -> Path:
     if spawned and run.config.runtime.accelerator == "cpu":  # fail early if data are missing
         make_data(run).prepare_data()
     _launch(fabric, run, spawned)
-    if not (slurm_tasks() or torchrun()) and state(path) != "complete":
+    if spawned and state(path) != "complete":
         raise RunError(f"{path}: its processes ended without an error, but the run is not complete; run it again")
     return path
 
