@@ -1,5 +1,6 @@
 """Run one configuration, make a paper's tables, see what is missing, draw curves, look at a partition."""
 
+import logging
 import os
 import re
 import sys
@@ -63,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     os.environ["MPLBACKEND"] = "agg"  # figures go to files; matplotlib fails at its import where this names no backend
     argv = sys.argv[1:] if argv is None else argv
+    logging.getLogger("datamodules").setLevel(logging.INFO)  # downloads and encoded texts may take minutes
+    if logging.lastResort is not None:  # prints on stderr
+        logging.lastResort.setLevel(logging.INFO)
     try:
         with stoppable():
             try:

@@ -23,7 +23,7 @@ from benchmark.launch.launchers import slurm_tasks, torchrun
 from benchmark.launch.placement import placed
 from benchmark.launch.process import enough_queues
 from benchmark.launch.recorder import is_complete
-from benchmark.launch.signals import STOPPED, stoppable, stopping_children
+from benchmark.launch.signals import STOPPED, stoppable, stoppable_in_one_call, stopping_children
 from benchmark.launch.worker import worker_main
 from benchmark.registry import imported, one_line, unknown
 from benchmark.runs import loggers
@@ -88,8 +88,8 @@ def _fit(run: Run) -> Path:
     fabric = _fabric(run, spawned)
     if spawned and run.config.runtime.accelerator == "cpu":  # fail early if data are missing
         make_data(run).prepare_data()
-    _launch(fabric, run)
-    if not (slurm_tasks() or torchrun()) and state(path) != "complete":
+    _launch(fabric, run, spawned)
+    if spawned and state(path) != "complete":
         raise RunError(f"{path}: its processes ended without an error, but the run is not complete; run it again")
     return path
 
@@ -157,12 +157,17 @@ def _fabric(run: Run, spawned: bool) -> Fabric:
         raise ConfigError(f"--devices {rt.devices} --accelerator {rt.accelerator}: {one_line(refused)}") from None
 
 
-def _launch(fabric: Fabric, run: Run) -> None:
+def _launch(fabric: Fabric, run: Run, spawned: bool) -> None:
     """Let all processes work; tell and record the error that one of them dies of, and pass signals on to them."""
     path = run.folder
     try:
-        with stopping_children():
-            fabric.launch(worker_main, pickle.dumps(run))  # type: ignore[arg-type]
+        if spawned:
+            with stopping_children():
+                fabric.launch(worker_main, pickle.dumps(run))  # type: ignore[arg-type]
+        else:
+            with stoppable_in_one_call():
+                fabric.launch()
+            worker_main(fabric, pickle.dumps(run))
     except ProcessException as exception:
         if getattr(exception, "exit_code", None) == STOPPED:
             raise Stopped(SIGTERM) from None

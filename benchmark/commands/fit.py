@@ -232,11 +232,11 @@ def _several(named: Sequence[tuple[Mapping[str, str], Run]], tell: Any, again: s
 
     carry_out = one_run.fit if is_one_of_several() else pool.in_own_process
     failed = 0
-    for point, run in named:
+    for number, (point, run) in enumerate(named):
         name = ", ".join([*(f"{option} {value}" for option, value in point.items()), f"seed {run.config.seed}"])
         tell(name)
         try:
-            code = _one(run, tell, again, carry_out)
+            code = _one(run, tell, again, carry_out, number, len(named))
         except Exception as error:
             check_stopped()
             print(f"error: {name}: {one_line(message_of(error))}", file=sys.stderr)
@@ -247,8 +247,8 @@ def _several(named: Sequence[tuple[Mapping[str, str], Run]], tell: Any, again: s
     return 1 if failed else 0
 
 
-def _one(run: Run, tell: Any, again: str, carry_out: Callable[[Run], Path]) -> int:
-    """Make a run and tell its readings, or, if it is interrupted, what the command ``again`` would do."""
+def _one(run: Run, tell: Any, again: str, carry_out: Callable[[Run], Path], number: int = 0, total: int = 1) -> int:
+    """Make a run, number ``number`` of ``total``, and tell its readings, or what the command ``again`` would do."""
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     from benchmark.launch.progress import Display, continuation
@@ -257,7 +257,7 @@ def _one(run: Run, tell: Any, again: str, carry_out: Callable[[Run], Path]) -> i
 
     config, before = run.config, state(run.folder)
     try:
-        with Display(1) if getattr(rank_zero_only, "rank", 0) == 0 else nullcontext() as display:
+        with Display(total, done=number) if getattr(rank_zero_only, "rank", 0) == 0 else nullcontext() as display:
             if display:
                 display.start(run)
             with display.ticking() if display else nullcontext():

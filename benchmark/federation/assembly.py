@@ -13,6 +13,7 @@ from benchmark.config import Run
 from benchmark.federation.declarations import check_declarations
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.federation.store import Store
+from benchmark.federation.trial import check_batches, check_network
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError
 from methods import models
@@ -33,8 +34,8 @@ def make(run: Run, device: torch.device) -> tuple[Any, FSSLDataModule]:
     The network is built right after torch is seeded with the run's seed, as in the papers' code.
 
     Raises:
-        ConfigError: an argument is wrong or missing, the method needs a view that the data's pipeline lacks, or the
-            network needs statistics that the method does not measure.
+        ConfigError: an argument is wrong or missing, the method needs a view that the data's pipeline lacks, the
+            network does not fit the data, or it needs statistics that the method does not measure.
         DataError: the data are missing, or the partition cannot be made.
     """
     dtype = torch.float64 if run.config.precision == "64-true" else torch.float32
@@ -52,6 +53,7 @@ def make_method(run: Run, data: FSSLDataModule, num_clients: int, num_images: in
     shape["in_channels"] = data.hparams.get("channels", 3)
     model = models.build(config.model, data.num_classes, **(shape | config.model_args))
     image_shape = [data.feature_dim] if data.feature_dim else [shape["in_channels"], *[data.image_size] * 2]
+    check_network(config.model, model, image_shape, data.num_classes)
     known = {
         "model": model,
         "num_classes": data.num_classes,
@@ -118,13 +120,15 @@ def assemble(
     """The federation of a run from what ``make`` returned, with clients' states in ``store``.
 
     Raises:
-        ConfigError: the roster does not fit the clients.
+        ConfigError: the roster does not fit the clients, or a client has a batch on which the network cannot train.
     """
     config = run.config
+    roster = data.roster(config.seed, **config.roster)
+    check_batches(method, data, config.seed, config.rounds)
     return Federation(
         method,
         data,
-        data.roster(config.seed, **config.roster),
+        roster,
         fabric,
         config.rounds,
         config.seed,

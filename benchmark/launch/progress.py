@@ -3,7 +3,7 @@
 import sys
 import time
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn
@@ -21,12 +21,32 @@ PERIOD_S = 3600.0  # the speed of a run is that of the rounds that have ended wi
 
 @dataclass
 class _Shown:
-    """A run that goes on, its line, when it was started, and when the log last had a line about it."""
+    """A run that goes on, its line, when it was started, and when the log last had a line about it.
+
+    ``seen`` has times at which rounds had ended, each with their number: the last ones, of one phase of the run.
+    """
 
     run: Run
     task: Task
     begun: float
     said: float
+    seen: list[tuple[float, int]] = field(default_factory=list)
+    warming_up: bool = False
+
+    def look(self, done: int, warming_up: bool, now: float) -> None:
+        """Note how far the run is. Rounds of the warm-up say nothing of those after it."""
+        if not self.seen or done > self.seen[-1][1]:
+            self.seen = (
+                [*self.seen[-1:], (now, done)] if self.warming_up and not warming_up else [*self.seen, (now, done)]
+            )
+            self.warming_up = warming_up
+        while len(self.seen) > 2 and now - self.seen[0][0] > PERIOD_S:
+            del self.seen[0]
+
+    def pace(self) -> float | None:
+        """Seconds per round; ``None`` before two rounds were seen to end."""
+        (begun, first), (ended, last) = self.seen[0], self.seen[-1]
+        return (ended - begun) / (last - first) if last > first else None
 
 
 class Display:
@@ -36,12 +56,15 @@ class Display:
         total: number of runs.
         console: where to write, by default stderr.
         every_s: seconds between two plain lines of a run.
+        done: number of runs that have ended already.
     """
 
-    def __init__(self, total: int, console: Console | None = None, every_s: float = PLAIN_EVERY_S) -> None:
+    def __init__(
+        self, total: int, console: Console | None = None, every_s: float = PLAIN_EVERY_S, done: int = 0
+    ) -> None:
         self.every_s = every_s
         self.console = console or Console(file=sys.stderr, soft_wrap=True)
-        self.total, self.done = total, 0
+        self.total, self.done = total, done
         self.live = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -49,10 +72,9 @@ class Display:
             TextColumn("{task.fields[note]}"),
             TimeElapsedColumn(),
             console=self.console,
-            speed_estimate_period=PERIOD_S,
             disable=not self.console.is_terminal,
         )
-        self.all = self.live.add_task("runs", total=total, note="")
+        self.all = self.live.add_task("runs", total=total, completed=done, note="", visible=total > 1)
         self.shown: dict[str, _Shown] = {}
 
     def __enter__(self) -> "Display":
@@ -77,8 +99,9 @@ class Display:
         """Update the progress of all runs: at once in a terminal, every ``every_s`` seconds in a log."""
         for one in list(self.shown.values()):
             row, now = last_row(one.run.folder), time.monotonic()
-            self.live.update(one.task.id, completed=rounds_done(one.run, row))
-            self.live.update(one.task.id, note=_note(one.task, row))
+            if (done := rounds_done(one.run, row)) is not None:
+                one.look(done, bool(row and row.get("warmup")), now)
+                self.live.update(one.task.id, completed=done, note=_note(one, row))
             if self.live.disable and now - one.said >= self.every_s:
                 one.said = now
                 note = one.task.fields["note"] or f"for {duration(now - one.begun)}"
@@ -100,12 +123,14 @@ class Display:
         self.console.print(printable(line + (f": {message}" if message else "")), highlight=False, markup=False)
 
 
-def _note(task: Task, row: dict[str, Any] | None) -> str:
+def _note(one: _Shown, row: dict[str, Any] | None) -> str:
     """Accuracy, seconds per round and time left, as far as they are known."""
-    accuracy, left = (row or {}).get("acc"), task.time_remaining
+    accuracy, left, pace = (row or {}).get("acc"), one.run.config.rounds - one.seen[-1][1], one.pace()
     known = [f"acc {accuracy:.2f}"] if isinstance(accuracy, float) else []
-    if task.speed and left is not None:
-        known += [f"{1 / task.speed:.3g} s per round", f"{duration(left)} left"]
+    if not left:
+        known += ["finishing"]
+    elif pace is not None:
+        known += [f"{pace:.3g} s per round", f"{duration(max(1.0, left * pace))} left"]
     return ", ".join(known)
 
 

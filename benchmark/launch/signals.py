@@ -18,6 +18,7 @@ from types import FrameType
 from datamodules.common.errors import Stopped
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again
+PATIENCE_S = 2.0  # for a signal's handler to be called
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 _watched: tuple[signal.Signals, ...] = ()
@@ -70,6 +71,38 @@ def check_stopped() -> None:
     """Raise ``Stopped`` if a signal came and its exception was swallowed, as in a destructor, or is yet to come."""
     if _came:
         raise Stopped(_came[0])
+
+
+@contextmanager
+def stoppable_in_one_call() -> Iterator[None]:
+    """Let a signal end the process even during one long call that does not return to Python; nothing is saved.
+
+    For the time when processes wait for each other, and there is nothing to save yet.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    done = threading.Event()
+
+    def watch() -> None:
+        number = os.read(reader, 1)[0]
+        if number and not done.wait(PATIENCE_S):
+            os._exit(130 if number == signal.SIGINT else STOPPED)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    before = signal.set_wakeup_fd(writer)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        signal.set_wakeup_fd(before)
+        os.write(writer, b"\0")
+        watcher.join()
+        os.close(reader)
+        os.close(writer)
 
 
 @contextmanager

@@ -63,6 +63,8 @@ def load(kind: str, device: torch.device) -> Encoder:
                 [texts[i] for i in part], padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
             ).to(device)
             out[part] = token_mean(model(**words).last_hidden_state, words["attention_mask"]).cpu().numpy()
+            if start // 64 % 100 == 99:
+                _log.info("%d of %d texts are encoded", start + len(part), len(texts))
         return out
 
     return encode

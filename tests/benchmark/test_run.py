@@ -120,7 +120,7 @@ def test_processes_that_end_without_a_record_are_no_success(tmp_path, monkeypatc
     """However they ended: with code 0, too."""
     monkeypatch.setattr(run.Fabric, "launch", lambda *_: None)
     with pytest.raises(RunError, match="ended without an error, but the run is not complete; run it again"):
-        fit(configuration(tmp_path, **SHORT))
+        fit(configuration(tmp_path, runtime__devices=2, **SHORT))
 
 
 def raised(error):

@@ -7,6 +7,7 @@ from sklearn.datasets import load_digits
 from benchmark import config, run
 from benchmark.cli import main
 from benchmark.config import from_yaml
+from benchmark.launch import progress
 from benchmark.suites import suite
 from papers import load
 from toy_suite import table
@@ -39,6 +40,15 @@ def test_fit_runs_several_seeds_one_after_the_other(here, fitted, capsys):
     assert main([*fit, "666,1"]) == 1
     assert [one.config.seed for one in fitted[2:]] == [666, 1]
     assert "error: seed 666: ZeroDivisionError: seed 666" in capsys.readouterr().err
+
+
+def test_progress_counts_all_runs_of_a_grid(here, fitted, monkeypatch):
+    shown, whole = [], progress.Display
+    monkeypatch.setattr(
+        progress, "Display", lambda total, **more: shown.append((total, more["done"])) or whole(total, **more)
+    )
+    assert main(["fit", "--method", "fedavg", "--data", "digits", "--rounds", "2", "--seed", "0,1,2"]) == 0
+    assert shown == [(3, 0), (3, 1), (3, 2)]
 
 
 def test_a_warning_before_a_precision_that_is_slow_here(here, fitted, capsys, machine):

@@ -1,5 +1,12 @@
 """Who has started the processes of a run."""
 
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
 import pytest
 
 from benchmark.launch.launchers import (
@@ -11,6 +18,7 @@ from benchmark.launch.launchers import (
     slurm_tasks,
     torchrun,
 )
+from benchmark.launch.signals import STOPPED
 from datamodules.common.errors import ConfigError
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
@@ -48,3 +56,34 @@ def test_a_rank_that_is_left_over_is_refused(monkeypatch, name):
     monkeypatch.setenv(name, "1")
     with pytest.raises(ConfigError, match=f"{name}=1 is left in the environment"):
         check_left_over()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, STOPPED), (signal.SIGINT, 130)])
+def test_a_process_that_waits_for_others_can_be_stopped(tmp_path, number, code):
+    """The wait is one call that does not return to Python, so that no handler is called in it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    first = {
+        "SLURM_NTASKS": "2",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NTASKS_PER_NODE": "2",
+    }
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SLURM_JOB_NAME": "train", "SLURM_NODEID": "0"}
+    command = [sys.executable, "-m", "benchmark", "fit", "--method", "fedavg", "--data", "digits"]
+    options = ["--accelerator", "cpu", "--results_dir", str(tmp_path)]
+    program = subprocess.Popen([*command, *options], env={**os.environ, **first, **address}, stderr=subprocess.DEVNULL)
+    try:
+        while program.poll() is None:
+            with socket.socket() as there:
+                if there.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        time.sleep(0.5)
+        program.send_signal(number)
+        assert program.wait(timeout=20) == code
+    finally:
+        program.kill()
+        program.wait()

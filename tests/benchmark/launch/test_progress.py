@@ -21,21 +21,43 @@ def run(tmp_path):
     return Run.of(config, "1/A/low")
 
 
-def test_a_log_tells_the_pace_of_the_rounds_that_were_seen(run, monkeypatch):
+@pytest.fixture
+def told(run, monkeypatch):
+    """Returns the lines of a log for rounds that had ended at some times: ``(rounds, seconds, warm-up)``."""
+
+    def lines(*steps):
+        now, console = [0.0], Console(file=io.StringIO(), width=200)
+        monkeypatch.setattr("benchmark.launch.progress.time.monotonic", lambda: now[0])
+        display = Display(1, console, every_s=0.0)
+        display.start(run)
+        files = RunFolder(run.folder, heartbeat_s=0)
+        files.open(run, FACTS)
+        for done, now[0], warmup in steps:
+            files.append({"round": done - 1, "acc": 10.0, "warmup": warmup})
+            display.tick()
+        return console.file.getvalue().splitlines()
+
+    return lines
+
+
+def test_a_log_tells_the_pace_of_the_rounds_that_were_seen(told):
     """Those before an interruption are no measure."""
-    now, console = [0.0], Console(file=io.StringIO(), width=200)
-    monkeypatch.setattr("benchmark.launch.progress.time.monotonic", lambda: now[0])
-    display = Display(1, console, every_s=0.0)
-    display.live.get_time = lambda: now[0]
-    display.start(run)
-    files = RunFolder(run.folder, heartbeat_s=0)
-    files.open(run, FACTS)
-    for done, now[0] in ((50, 1.0), (51, 4.0), (53, 10.0)):
-        files.beat(done)
-        display.tick()
-    lines = console.file.getvalue().splitlines()
-    assert "50 of 100 rounds, for 1.0 s" in lines[0]
-    assert "53 of 100 rounds, 3 s per round" in lines[-1] and "2 min left" in lines[-1], lines
+    first, *_, last = told((50, 1.0, False), (51, 4.0, False), (53, 10.0, False))
+    assert "50 of 100 rounds, acc 10.00" in first and "left" not in first
+    assert "53 of 100 rounds, acc 10.00, 3 s per round, 2 min left" in last
+
+
+def test_rounds_of_the_warm_up_say_nothing_of_those_after_it(told):
+    warm, *_, last = told((1, 1.0, True), (10, 10.0, True), (11, 40.0, False), (12, 70.0, False))[1:]
+    assert "1 s per round, 90 s left" in warm
+    assert "30 s per round, 44 min left" in last
+
+
+def test_a_run_whose_rounds_are_over_is_finishing(told):
+    """Writing weights and the record may take minutes; and nothing has no time left before that."""
+    *_, near, last = told((98, 1.0, False), (99, 1.1, False), (100, 1.2, False))
+    assert "1.0 s left" in near
+    assert "100 of 100 rounds, acc 10.00, finishing" in last
 
 
 def test_rounds_between_evaluations_count(run):

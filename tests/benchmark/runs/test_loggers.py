@@ -138,7 +138,9 @@ def test_runs_and_tables_are_filed_where_the_options_say(tmp_path, service):
     mirror_tables(runtime, "paper", "toy-paper", {"1": pd.DataFrame({"ours": [1.5]}), "2": pd.DataFrame()})
     place = {"project": "p", "entity": "team", "group": "g", "tags": ["a", "b"]}
     assert [{name: init[name] for name in place} for init in service.started] == [place, place]
-    assert {init["resume"] for init in service.started} == {"allow"}, "else syncing overwrites a run"
+    assert {init["resume"] for init in service.started} == {"allow"}, (
+        "or `wandb sync` overwrites the first part of a run"
+    )
     tables = [name for values, _ in service.logged for name in values if "table" in name]
     assert tables == ["toy-paper/table 1"], "an empty one is no table"
 
