@@ -230,12 +230,15 @@ def test_the_curves_of_excerpts_are_those_of_the_committed_runs() -> None:
 
 
 @in_a_checkout
-def test_pages_of_quick_runs_are_not_committed() -> None:
-    """They, their stamps and records, and the pages of the documentation are ignored: a checkout stays clean."""
-    files = ["results/tables/rscfed-quick.md", "results/tables/common-quick.csv", "results/tables/.rscfed-paper.json"]
-    files += ["results/runs/fedavg-digits-0123456789/record.json", "build/docs/index.html"]
+def test_results_of_your_own_leave_a_checkout_clean() -> None:
+    """Runs, tables of any scale and the documentation's pages are ignored; what was committed stays, without weights."""
+    files = ["results/tables/rscfed-quick.md", "results/tables/mine-small.csv", "results/tables/.rscfed-paper.json"]
+    files += [f"results/runs/mine-svhn-0123456789/{name}" for name in ("record.json", "weights.pt", "metrics.jsonl")]
+    files += ["results/tuning/runs/a/record.json", "build/docs/index.html"]
     assert ignored(*files) == files
     assert committed("results/tables/*-quick*") == []
+    kept = {file.name for file in committed("results/runs/*")}
+    assert kept == {"record.json", "metrics.jsonl", "config.yaml"}
 
 
 @pytest.mark.parametrize(
