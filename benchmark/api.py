@@ -25,6 +25,7 @@ from benchmark.federation.loop import Federation
 from benchmark.federation.metrics import classification_metrics
 from benchmark.federation.scaling import fabric_precision
 from benchmark.registry import KINDS, is_importable, one_line, path_of, register_local
+from benchmark.report import release
 from benchmark.run import fit as fit_on_disk
 from benchmark.runs.environment import free_threads
 from benchmark.runs.exported import INPUT, WEIGHTS, Exported, read_exported, read_weights
@@ -243,11 +244,15 @@ def _recorded(record: Mapping[str, Any], data_dir: str) -> Run:
 def load_runs(results_dir: str | Path = "results") -> pd.DataFrame:
     """Load all records below a folder: one row per run, nested keys joined by dots (``final.acc``, ``config.seed``).
 
-    ``path`` is the run's folder, ``status`` says whether it is complete.
+    ``path`` is the run's folder, ``status`` says whether it is complete. A file that ``records --export`` wrote,
+    Parquet or CSV, has a row per run, reading and evaluated round, with the columns that docs/usage/records.md lists.
 
     Raises:
         RunError: a record is damaged.
+        ConfigError: the file is no such table.
     """
+    if Path(results_dir).is_file():
+        return release.read_exported(Path(results_dir))
     paths = sorted(file.parent for file in Path(results_dir, "runs").glob("*/record.json"))
     return pd.json_normalize([{"path": str(path), **read_record(path)} for path in paths])
 

@@ -152,7 +152,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_records_in_pandas_and_weights(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The recipes give what the record says."""
-    record, (_, pandas, _, weights) = read_record(run), python_blocks("docs/usage/python.md")
+    record, (_, pandas, _) = read_record(run), python_blocks("docs/usage/python.md")
+    _, weights = python_blocks("docs/usage/model.md")
     capsys.readouterr()
     found: dict[str, Any] = {}
     exec(pandas, found)
@@ -160,6 +161,34 @@ def test_records_in_pandas_and_weights(run: Path, capsys: pytest.CaptureFixture[
     exec(weights.replace("<run>", run.name), found)
     scores = eval(capsys.readouterr().out.splitlines()[-1])
     assert scores == pytest.approx({name: record["final"][name] for name in scores}, abs=1e-4)
+
+
+def test_a_models_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe's images get names of classes; those of the data set get its accuracy."""
+    monkeypatch.chdir(tmp_path)
+    code, _ = python_blocks("docs/usage/model.md")
+    found: dict[str, Any] = {}
+    exec(code, found)
+    result = found["result"]
+    assert len(found["classes"]) == 2 and set(result.class_names) == set("0123456789")
+    right = result.predict(result.data.test_images.numpy()) == result.data.test_labels.numpy()
+    assert 100 * right.mean() == pytest.approx(result.readings.loc["final", "acc"], abs=1e-4) and right.mean() > 0.3
+
+
+def test_parts_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's network and views train in the page's command, and its module in a plain Trainer."""
+    page = (ROOT / "docs/usage/parts.md").read_text(encoding="utf-8")
+    parts, central = python_blocks("docs/usage/parts.md")
+    (tmp_path / "my_parts.py").write_text(parts)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (command,) = re.findall(r"-m benchmark (fit .*)$", page.replace("\\\n", " "), flags=re.M)
+    assert cli.main([*command.split(), "--rounds", "2", "--devices", "1", "--wandb", "off"]) == 0
+    (path,) = tmp_path.glob("results/runs/*")
+    assert read_record(path)["config"]["data"]["init_args"]["pipeline"] == "my_parts.my_views"
+    found: dict[str, Any] = {}
+    exec(central, found)
+    assert found["trainer"].callback_metrics["acc"] > 0.4  # chance is 0.1
 
 
 def test_rounds_behind_a_suite(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,12 +259,15 @@ def test_the_curves_of_excerpts_are_those_of_the_committed_runs() -> None:
 
 
 @in_a_checkout
-def test_pages_of_quick_runs_are_not_committed() -> None:
-    """They, their stamps and records, and the pages of the documentation are ignored: a checkout stays clean."""
-    files = ["results/tables/rscfed-quick.md", "results/tables/common-quick.csv", "results/tables/.rscfed-paper.json"]
-    files += ["results/runs/fedavg-digits-0123456789/record.json", "build/docs/index.html"]
+def test_results_of_your_own_leave_a_checkout_clean() -> None:
+    """Runs, tables of any scale and the documentation's pages are ignored; what was committed stays, without weights."""
+    files = ["results/tables/rscfed-quick.md", "results/tables/mine-small.csv", "results/tables/.rscfed-paper.json"]
+    files += [f"results/runs/mine-svhn-0123456789/{name}" for name in ("record.json", "weights.pt", "metrics.jsonl")]
+    files += ["results/tuning/runs/a/record.json", "build/docs/index.html"]
     assert ignored(*files) == files
     assert committed("results/tables/*-quick*") == []
+    kept = {file.name for file in committed("results/runs/*")}
+    assert kept == {"record.json", "metrics.jsonl", "config.yaml"}
 
 
 @pytest.mark.parametrize(

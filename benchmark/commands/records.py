@@ -36,7 +36,7 @@ def run(options: Namespace) -> int:
     suites = [load(paper) for paper in listed(options.papers, "--papers") or available()]
     results = Path(options.results_dir)
     if options.check is None:
-        from benchmark.report.frame import export
+        from benchmark.report.release import export
 
         print(f"wrote {options.export}: {export(results, Path(options.export), suites)} runs")
         return 0

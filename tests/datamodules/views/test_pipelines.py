@@ -85,5 +85,5 @@ def test_a_pipeline_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     if fits:
         assert pipelines.views("my_pipelines.mine", LOOK) == {"weak": LOOK.plain, "test": LOOK.plain}
     else:
-        with pytest.raises(ConfigError, match=r"data\.pipeline my_pipelines\.mine: return a dict of views"):
+        with pytest.raises(ConfigError, match=r"data\.pipeline my_pipelines.mine: return a dict of views"):
             pipelines.views("my_pipelines.mine", LOOK)

@@ -1,0 +1,224 @@
+"""All results of a release as one table, in Parquet and in CSV, with cards for Hugging Face and in Croissant."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from benchmark.files import dump_yaml
+from benchmark.report.formats import pipe_table
+from benchmark.report.frame import place_columns
+from benchmark.runs.code_identity import package_version
+from benchmark.runs.environment import hardware
+from benchmark.runs.records import READING, Record, Row, code_versions, read_record, read_rows
+from benchmark.suites.places import Place, places, places_of
+from benchmark.suites.suite import Suite
+from datamodules.common.errors import ConfigError
+from datamodules.common.files import write_atomic
+
+TEXT, COUNT, NUMBER = "string", "Int64", "float64"
+ENDED = ("complete", "failed")
+COLUMNS = {
+    "id": (TEXT, "names the line, the same in every release"),
+    "suite": (TEXT, "suite of the row that the run is for; empty for a run of no suite"),
+    "scale": (TEXT, "the suite's scale, or `custom`"),
+    "table": (TEXT, "table of the row"),
+    "dataset": (TEXT, "data set, as the table names it"),
+    "method": (TEXT, "the row's label in the table"),
+    "columns": (TEXT, "what distinguishes rows of one label"),
+    "class": (TEXT, "class of the method"),
+    "data": (TEXT, "class of the data set"),
+    "seed": (COUNT, "seed of the run"),
+    "run": (TEXT, "folder of the run"),
+    "status": (TEXT, "`complete`, or `failed`: one line without numbers, and the rounds before"),
+    "reading": (TEXT, "`best`, `last`, `last_k_mean`, `averaged`, or `round` for an evaluated round"),
+    "round": (COUNT, "number of the round, from 0"),
+    "rounds": (COUNT, "rounds of the run that were done"),
+    "seconds": (NUMBER, "of the whole run; of an evaluated round, its own"),
+    "partition_hash": (TEXT, "identifies the clients' split"),
+    "code": (TEXT, "versions of the code"),
+    "hardware": (TEXT, "what it was run on"),
+    "bytes_up": (COUNT, "sent by clients, until the round or in the whole run"),
+    "bytes_down": (COUNT, "sent to clients, likewise"),
+}
+"""Type and meaning of the columns. Behind them come the metrics, numbers as in ``metrics.jsonl``."""
+ABOUT = "Results of federated semi-supervised learning: methods by data sets, seeds, readings and rounds"
+CROISSANT = {
+    "@vocab": "https://schema.org/",
+    "sc": "https://schema.org/",
+    "cr": "http://mlcommons.org/croissant/",
+    "dct": "http://purl.org/dc/terms/",
+    "column": "cr:column",
+    "conformsTo": "dct:conformsTo",
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    "extract": "cr:extract",
+    "field": "cr:field",
+    "fileObject": "cr:fileObject",
+    "key": "cr:key",
+    "recordSet": "cr:recordSet",
+    "source": "cr:source",
+}
+
+
+def export(results: Path, file: Path, suites: Sequence[Suite]) -> int:
+    """Write all runs that have ended to a Parquet file; beside it a CSV file, ``-card.md`` and ``-croissant.json``.
+
+    Args:
+        results: folder that holds ``runs``.
+        file: the Parquet file.
+        suites: those whose rows are named; a run of several rows has lines for each.
+
+    Returns:
+        The number of runs.
+
+    Raises:
+        ConfigError: the file is not named ``.parquet``, or no run has ended.
+        RunError: a record is damaged.
+    """
+    if file.suffix != ".parquet":
+        raise ConfigError(f"--export {file}: name a file that ends in .parquet; a .csv is written beside it")
+    read = {path.parent: read_record(path.parent) for path in sorted((results / "runs").glob("*/record.json"))}
+    ended = {path: record for path, record in read.items() if record["status"] in ENDED}
+    if not ended:
+        raise ConfigError(f"{results / 'runs'}: there is no run that has ended")
+    known = {scale: places(suites, scale) for scale in {record["scale"] for record in ended.values()}}
+    lines = []
+    for path, record in ended.items():
+        values = [*_values(record, read_rows(path))]
+        rows: list[Place | None] = [*places_of(record, known[record["scale"]])]
+        for place in rows or [None]:
+            about = _about(path.name, record, place)
+            lines += [{**about, **own, "id": _id(about, own)} for own in values]
+    frame = _typed(pd.DataFrame(lines))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    frame.to_parquet(file, index=False)
+    frame.to_csv(file.with_suffix(".csv"), index=False, lineterminator="\n")
+    write_atomic(file.with_name(f"{file.stem}-card.md"), card(file, frame))
+    write_atomic(file.with_name(f"{file.stem}-croissant.json"), json.dumps(croissant(file, frame), indent=1) + "\n")
+    return len(ended)
+
+
+def read_exported(file: Path) -> pd.DataFrame:
+    """Read what ``export`` has written, from either file, with the same types.
+
+    Raises:
+        ConfigError: the file is something else.
+    """
+    try:
+        frame = pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file, dtype="string")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: not a table that `records --export` wrote: {error}") from None
+    if list(frame)[: len(COLUMNS)] != list(COLUMNS):
+        raise ConfigError(f"{file}: not a table that `records --export` wrote; its columns are {', '.join(frame)}")
+    return _typed(frame)
+
+
+def _typed(frame: pd.DataFrame) -> pd.DataFrame:
+    """The columns in order and in their types."""
+    metrics = [name for name in frame if name not in COLUMNS]
+    types = {name: kind for name, (kind, _) in COLUMNS.items()} | dict.fromkeys(metrics, NUMBER)
+    return frame.reindex(columns=[*types]).astype(types)
+
+
+def _values(record: Record, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """The numbers of a run: a line for each of its readings, or one without any, and one for each evaluated round."""
+    read = [(reading, found) for reading, name in READING.items() if (found := record.get(name))]
+    for reading, found in read or [(None, {})]:
+        numbers = {name: value for name, value in found.items() if name != "rounds" and _is_number(value)}
+        yield {"reading": reading, **numbers}
+    for row in rows:
+        numbers = {name: value for name, value in row.items() if _is_number(value)}
+        yield {"reading": "round", **numbers, "seconds": row.get("timing", {}).get("seconds")}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _id(about: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """Run, row, reading and round."""
+    row = "/".join(about[name] for name in ("suite", "table", "dataset", "method", "columns") if about[name])
+    number = f":{own['round']}" if own["reading"] == "round" else ""
+    return f"{about['run']}:{row}:{own['reading'] or about['status']}{number}"
+
+
+def _about(name: str, record: Record, place: Place | None) -> dict[str, Any]:
+    """What was run, where it stands, what it took, and what made it."""
+    return {
+        "suite": place.suite.paper if place else None,
+        "scale": record["scale"],
+        **{name: value or None for name, value in place_columns(place.row if place else None).items()},
+        "class": record["config"]["method"]["class_path"],
+        "data": record["config"]["data"]["class_path"],
+        "seed": record["config"]["seed"],
+        "run": name,
+        "status": record["status"],
+        "rounds": record["rounds"]["done"],
+        "seconds": record["timing"]["seconds"],
+        "partition_hash": record["partition_hash"],
+        "code": ", ".join(code_versions(record)),
+        "hardware": hardware(record["environment"]),
+        "bytes_up": record["bytes_up"],
+        "bytes_down": record["bytes_down"],
+    }
+
+
+def _described(frame: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
+    """Name, type and meaning of each column."""
+    for name in frame:
+        yield (str(name), *COLUMNS.get(str(name), (NUMBER, "metric, see docs/usage/records.md")))
+
+
+def card(file: Path, frame: pd.DataFrame) -> str:
+    """The data card: the README of a data set at Hugging Face."""
+    kinds = {TEXT: "string", COUNT: "int64", NUMBER: "float64"}
+    features = [{"name": name, "dtype": kinds[kind]} for name, kind, _ in _described(frame)]
+    head = {
+        "license": "apache-2.0",
+        "pretty_name": f"Results of fssl-bench {package_version()}",
+        "tags": ["federated-learning", "semi-supervised-learning", "benchmark"],
+        "configs": [{"config_name": "default", "data_files": file.name}],
+        "dataset_info": {"features": features, "splits": [{"name": "train", "num_examples": len(frame)}]},
+    }
+    told = pipe_table(["column", "meaning"], [[f"`{name}`", meaning] for name, _, meaning in _described(frame)])
+    runs = frame["run"].nunique()
+    return f"---\n{dump_yaml(head)}---\n\n# {head['pretty_name']}\n\n{ABOUT}. {runs} runs.\n\n{told}\n"
+
+
+def croissant(file: Path, frame: pd.DataFrame) -> dict[str, Any]:
+    """The same in JSON-LD, as Croissant 1.0 describes data sets."""
+    kinds = {TEXT: "sc:Text", COUNT: "sc:Integer", NUMBER: "sc:Float"}
+    files = [
+        {
+            "@type": "cr:FileObject",
+            "@id": one.name,
+            "contentUrl": one.name,
+            "encodingFormat": form,
+            "sha256": hashlib.sha256(one.read_bytes()).hexdigest(),
+        }
+        for one, form in ((file, "application/x-parquet"), (file.with_suffix(".csv"), "text/csv"))
+    ]
+    fields = [
+        {
+            "@type": "cr:Field",
+            "@id": f"results/{name}",
+            "description": meaning,
+            "dataType": kinds[kind],
+            "source": {"fileObject": {"@id": file.name}, "extract": {"column": name}},
+        }
+        for name, kind, meaning in _described(frame)
+    ]
+    return {
+        "@context": CROISSANT,
+        "@type": "sc:Dataset",
+        "conformsTo": "http://mlcommons.org/croissant/1.0",
+        "name": "fssl-bench-results",
+        "version": package_version(),
+        "description": ABOUT,
+        "license": "https://spdx.org/licenses/Apache-2.0",
+        "distribution": files,
+        "recordSet": [{"@type": "cr:RecordSet", "@id": "results", "key": {"@id": "results/id"}, "field": fields}],
+    }

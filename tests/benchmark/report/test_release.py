@@ -1,0 +1,105 @@
+"""All results of a release: tables, ids of their lines, and cards."""
+
+import hashlib
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from benchmark.api import load_runs
+from benchmark.config import Run, RunConfig, Runtime
+from benchmark.registry import ClassSpec
+from benchmark.report.release import COLUMNS, export
+from benchmark.runs.folder import RunFolder
+from benchmark.suites.suite import load
+from datamodules.common.errors import ConfigError, RunError
+from run_folders import FACTS, completed
+from toy_suite import SUITE
+
+
+@pytest.fixture
+def suite(tmp_path, monkeypatch):
+    """One whose row ``low`` stands in two tables."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toy.yaml").write_text(SUITE)
+    return load("toy.yaml")
+
+
+def test_a_line_for_each_reading_and_row(suite, tmp_path):
+    runtime = Runtime(results_dir=str(tmp_path))
+    low, mid = [next(row for row in suite.rows if row.method == name) for name in ("low", "mid")]
+    for row, last in ((low, 60.0), (mid, 70.0)):
+        completed(suite.runs(row, "quick", runtime=runtime)[1], 50.0, last)
+    low_round = suite.runs(suite.rows[0], "quick")[1].config.rounds - 2
+    other = Run.of(RunConfig(ClassSpec("fedavg"), ClassSpec("digits"), rounds=2, runtime=runtime))
+    completed(other, 10.0, 20.0)
+    failed = other.replace(seed=7)
+    folder = RunFolder(failed.folder)
+    folder.open(failed, FACTS)
+    folder.fail(RunError("the loss is not finite"))
+    going = RunFolder(other.replace(seed=8).folder)
+    going.open(other.replace(seed=8), FACTS)
+
+    file = tmp_path / "out" / "all.parquet"
+    assert export(tmp_path, file, [suite]) == 4
+    frame = load_runs(file)
+    last = frame[frame["reading"] == "last"].set_index(["table", "method"])["acc"]
+    assert last.loc[("1", "low")] == last.loc[("2", "low")] == 60.0 and last.loc[("1", "mid")] == 70.0
+    assert frame["reading"].value_counts().to_dict() == {"best": 4, "last": 4, "last_k_mean": 4, "round": 8}
+    rounds = frame[frame["reading"] == "round"].sort_values(["acc", "round"])
+    assert rounds["acc"].tolist() == [10.0, 20.0, 50.0, 50.0, 50.0, 60.0, 60.0, 70.0]
+    assert rounds["round"].tolist() == [0, 1, *[low_round] * 3, *[low_round + 1] * 3]
+    assert set(frame.loc[frame["suite"].isna(), "seed"]) == {other.config.seed, 7}
+    (lost,) = frame[frame["status"] == "failed"].to_dict("records")
+    assert lost["seed"] == 7 and pd.isna(lost["acc"]) and pd.isna(lost["reading"])
+    pd.testing.assert_frame_equal(load_runs(file.with_suffix(".csv")), frame)
+    assert frame["id"].is_unique
+    ids = set(frame["id"])
+    shutil.rmtree(failed.folder)
+    completed(other.replace(seed=9), 30.0, 40.0)
+    export(tmp_path, file, [suite])
+    gone, new = ids - set(load_runs(file)["id"]), set(load_runs(file)["id"]) - ids
+    assert gone == {lost["id"]} and {one.split(":")[2] for one in new} == {"best", "last", "last_k_mean", "round"}
+
+
+def test_cards_describe_every_column(suite, tmp_path):
+    """In Hugging Face's terms and in Croissant's, with the digests of the files; the documentation has them, too."""
+    completed(suite.runs(suite.rows[0], "quick", runtime=Runtime(results_dir=str(tmp_path)))[1], 50.0, 60.0)
+    export(tmp_path, tmp_path / "all.parquet", [suite])
+    columns = list(load_runs(tmp_path / "all.parquet"))
+    _, head, text = (tmp_path / "all-card.md").read_text().split("---\n", 2)
+    features = yaml.safe_load(head)["dataset_info"]["features"]
+    assert [one["name"] for one in features] == columns == [*COLUMNS, "acc"]
+    assert all(f"| `{name}`" in text for name in columns)
+    told = json.loads((tmp_path / "all-croissant.json").read_text())
+    assert [one["source"]["extract"]["column"] for one in told["recordSet"][0]["field"]] == columns
+    for one in told["distribution"]:
+        assert one["sha256"] == hashlib.sha256((tmp_path / one["contentUrl"]).read_bytes()).hexdigest()
+    page = (Path(__file__).parents[3] / "docs/usage/records.md").read_text()
+    section = page.partition("## All results in one table")[2]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall("`(.*?)`", row)}
+    assert named == set(COLUMNS)
+
+
+def test_a_record_of_other_defaults_is_of_no_row(suite, tmp_path):
+    """It has the id of a row's run, but not its configuration."""
+    run = suite.runs(suite.rows[0], "quick", runtime=Runtime(results_dir=str(tmp_path)))[1]
+    completed(replace(run, config=replace(run.config, last_k=1)), 50.0, 60.0)
+    export(tmp_path, tmp_path / "all.parquet", [suite])
+    assert pd.read_parquet(tmp_path / "all.parquet")["suite"].isna().all()
+
+
+def test_what_cannot_be_written(suite, tmp_path):
+    with pytest.raises(ConfigError, match="parquet"):
+        export(tmp_path, tmp_path / "all.csv", [suite])
+    with pytest.raises(ConfigError, match="no run"):
+        export(tmp_path, tmp_path / "all.parquet", [suite])
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ConfigError, match=r"other\.csv: not a table .*a, b"):
+        load_runs(tmp_path / "other.csv")
