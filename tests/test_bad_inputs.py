@@ -39,7 +39,6 @@ COMMANDS = {
     "table --paper toy.yaml --seeds a,b": "--seeds a,b: write numbers",
     "table --paper toy.yaml --only ,": "--only ,: there is nothing",
     "table --paper toy.yaml --jobs 0": "--jobs is 0",
-    "table --paper toy.yaml --readme REDME.md": "--readme REDME.md",
     "table --paper toy.yaml --method.lr 1": "table takes no --method.lr",
     "tune --paper rscfed": "no entry `tuning`",
     "admit --paper rscfed": "no entry `admission`",

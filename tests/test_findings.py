@@ -33,9 +33,9 @@ def test_the_committed_tables_are_those_of_the_committed_records(
     paper, _, scale = name.partition("-")
     suite = load(paper)
     plan = suite.plan(scale, runtime=Runtime(results_dir="results"))
-    tables.write(suite, scale, tables.render(suite, plan, suite.published()), tmp_path, None)
+    tables.write(suite, scale, tables.render(suite, plan, suite.published()), tmp_path)
     if suite.ranked:
-        leaderboard.write(suite, plan, tmp_path, name, None)
+        leaderboard.write(suite, plan, tmp_path, name)
     made = {path.name: path for path in (tmp_path / "tables").iterdir() if path.suffix != ".svg"}
     assert len(made) >= 3
     for file, path in made.items():

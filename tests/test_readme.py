@@ -18,7 +18,6 @@ from benchmark import cli
 from benchmark.contract import isolation, runs
 from benchmark.contract.checks import Check, title
 from benchmark.registry import KINDS, find_class, own_names
-from benchmark.report.excerpt import excerpt
 from benchmark.runs.records import read_record
 from checkouts import committed, ignored, in_a_checkout
 from datamodules.io.sources import CLASS_COUNTS
@@ -223,16 +222,6 @@ def test_a_data_set_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert np.array_equal(found["data"].test_images.numpy(), 255 - arrays["x_test"])
 
 
-def test_excerpts_are_what_the_committed_tables_say() -> None:
-    """The blocks of the README are made from records, as the tables are, and are as new."""
-    blocks = re.findall(r"<!-- excerpt:([\w-]+)-(\w+)/([\w-]+):begin -->\n(.*?)\n<!-- excerpt", README, flags=re.S)
-    assert blocks
-    for name, number, dataset, text in blocks:
-        frame = pd.read_csv(ROOT / "results/tables" / f"{name}.csv", dtype={"table": str, "published": str})
-        assert text == excerpt(frame[frame["table"] == number], dataset)
-        assert text.count("\n") >= 3  # the head and at least two methods
-
-
 def test_the_readme_says_what_the_board_resolves() -> None:
     """The figures of its paragraph are those of the board."""
     board = README.partition("## A board")[2].partition("![")[0]
@@ -242,25 +231,9 @@ def test_the_readme_says_what_the_board_resolves() -> None:
     assert set(lines["n"]) == {20} and "20 seeds" in board
 
 
-def test_the_curves_of_excerpts_are_those_of_the_committed_runs() -> None:
-    """The findings show the picture of each block, and it was drawn from all runs that there are of its rows."""
-    blocks = re.findall(r"<!-- excerpt:([\w-]+)-(\w+)/([\w-]+):begin -->", README)
-    assert blocks
-    findings = "".join(page.read_text(encoding="utf-8") for page in ROOT.glob("docs/findings/*.md"))
-    for name, number, dataset in blocks:
-        picture = f"results/tables/{name}-{number}-{dataset}.svg"
-        assert f"](../../{picture})" in findings
-        (drawn,) = re.findall(r"<dc:description>([\w ]+)<", (ROOT / picture).read_text(encoding="utf-8"))
-        frame = pd.read_csv(ROOT / "results/tables" / f"{name}.csv", dtype={"table": str})
-        rows = frame[(frame["table"] == number) & (frame["dataset"] == dataset) & (frame["n"] > 0)]
-        planned = set(" ".join(rows["runs"]).split())
-        known = {path.parent.name.rpartition("-")[2] for path in ROOT.glob("results/runs/*/record.json")}
-        assert set(drawn.split()) == planned & known
-
-
 @in_a_checkout
 def test_results_of_your_own_leave_a_checkout_clean() -> None:
-    """Runs, tables of any scale and the documentation's pages are ignored; what was committed stays, without weights."""
+    """Runs, tables and built pages are ignored; what was committed stays, without weights."""
     files = ["results/tables/rscfed-quick.md", "results/tables/mine-small.csv", "results/tables/.rscfed-paper.json"]
     files += [f"results/runs/mine-svhn-0123456789/{name}" for name in ("record.json", "weights.pt", "metrics.jsonl")]
     files += ["results/tuning/runs/a/record.json", "build/docs/index.html"]

@@ -85,7 +85,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
             told = [
                 leaderboard.standing(setting, method),
                 beside_best(setting, method),
-                leaderboard.comparison(setting),
+                leaderboard.comparison(setting, brief=True),
             ]
             print("\n" + "\n\n".join(filter(None, told)))
     print(f"\nthe row is described by {suite.file}, what was tried by {suite.tuned.path(options.scale)}")

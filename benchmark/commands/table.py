@@ -24,7 +24,7 @@ from benchmark.commands.common import (
 from benchmark.config import Run, Runtime
 from benchmark.console import printable
 from benchmark.suites.suite import Suite, load
-from datamodules.common.errors import ConfigError, Stopped
+from datamodules.common.errors import Stopped
 from datamodules.common.precision import PRECISIONS
 
 if TYPE_CHECKING:
@@ -66,19 +66,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--slurm_at_once", type=int | None, help="most tasks of the array that run at the same time; default: no limit"
     )
-    parser.add_argument(
-        "--readme", type=text, help="file whose marked blocks are updated (default: README.md; none with --results_dir)"
-    )
     add_jobs_arguments(parser)
 
 
 def run(options: Namespace) -> int:
     """Run the command; returns its exit code."""
     from benchmark.launch import pool
-    from benchmark.report import excerpt, leaderboard, tables
+    from benchmark.report import leaderboard, tables
 
     runtime = runtime_of(options)
-    results, readme = Path(runtime.results_dir), _readme(options)
+    results = Path(runtime.results_dir)
     suite = load(options.paper)
     named = f"{options.scale}-{options.precision}" if options.precision else str(options.scale)
     name = f"{suite.paper}-{named}"
@@ -111,11 +108,9 @@ def run(options: Namespace) -> int:
 
     plan.look_again()
     pages = tables.render(suite, plan, published)
-    written = tables.write(suite, named, pages, results, readme)
+    written = tables.write(suite, named, pages, results)
     if suite.ranked:
-        written += leaderboard.write(suite, plan, results, name, readme)
-    if readme:
-        written += excerpt.update(readme, name, pages, plan, results)
+        written += leaderboard.write(suite, plan, results, name)
     for path in dict.fromkeys(written):
         print(f"wrote {path}")
     if outcomes or written or runtime.wandb in ("online", "offline"):  # the last is explicitly asked for
@@ -133,14 +128,6 @@ def run(options: Namespace) -> int:
     if bad and options.overwrite:
         print(f"{same_command(options.overwrite)} runs only these", file=sys.stderr)
     return 1 if bad else 0
-
-
-def _readme(options: Namespace) -> Path | None:
-    """The file whose marked blocks are updated, if any."""
-    if options.readme and not Path(options.readme).exists():
-        raise ConfigError(f"--readme {options.readme}: there is no such file")
-    named = options.readme or ("README.md" if options.results_dir == Runtime.results_dir else None)
-    return Path(named) if named and Path(named).exists() else None
 
 
 def _submit(missing: Sequence[Run], options: Namespace, name: str) -> None:
@@ -178,8 +165,8 @@ def _carried_out(missing: Sequence[Run], jobs: int, gpus: int) -> "list[RunOutco
 
 
 def _mirror(suite: Suite, runtime: Runtime, scale: str, name: str, plan: "Plan", pages: "Sequence[Rendered]") -> None:
-    """Send tables and learning curves to W&B."""
-    from benchmark.report import excerpt, leaderboard
+    """Send tables to W&B; runs have sent their curves themselves."""
+    from benchmark.report import leaderboard
     from benchmark.report.differences import draw_differences, panels
     from benchmark.report.formats import numeric
     from benchmark.report.settings import settings
@@ -189,10 +176,6 @@ def _mirror(suite: Suite, runtime: Runtime, scale: str, name: str, plan: "Plan",
         return
     frames: dict[str, Any] = {page.number: numeric(page.frame, ("table", "runs")) for page in pages}
     figures = {}
-    for page in pages:
-        for dataset in page.layout.touched_data():
-            if drawn := excerpt.learning_curves(page, dataset, plan):
-                figures[f"curves {page.number} {dataset}"] = drawn[0]
     if suite.ranked and (found := settings(suite, plan)):
         frames["leaderboard"] = leaderboard.frame(found)
         figures["leaderboard"] = draw_differences(panels(suite, found))

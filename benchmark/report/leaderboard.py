@@ -1,4 +1,4 @@
-"""The leaderboard of a ranked suite: its page, its tables in LaTeX and as data, and its block in a readme."""
+"""The leaderboard of a ranked suite: its page, and its tables in LaTeX and as data."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,9 @@ from benchmark.report.formats import csv_text, latex_bold, latex_table, markdown
 from benchmark.report.plots import svg_text
 from benchmark.report.settings import ENOUGH, METRIC, Setting, not_compared, settings, told_apart, values
 from benchmark.report.statistics import interval, superiority
-from benchmark.report.tables import replace_block
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import code_versions
-from benchmark.runs.states import RunState
-from benchmark.suites.plan import Plan, Row, Table
+from benchmark.suites.plan import Plan, Row
 from benchmark.suites.suite import Suite
 
 COSTS = {
@@ -154,9 +152,10 @@ def standing(one: Setting, method: str) -> str:
     )
 
 
-def comparison(one: Setting) -> str:
-    """The rows of a setting in brief, as a table of Markdown."""
-    return _comparison([one], brief=True)
+def comparison(one: Setting, brief: bool = False) -> str:
+    """The rows of a setting and how far they are apart, in Markdown; ``brief`` has what a first look needs."""
+    body = [[method, *_cells(one, method, brief).values()] for method in one.order]
+    return pipe_table(["method", *_cells(one, one.reference, brief)], body)
 
 
 def _refused(admission: Mapping[str, Any]) -> str:
@@ -192,14 +191,14 @@ def page(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
     """The page: for every table the comparison on each of its data sets with its resolution, and the costs."""
     beside = "" if suite.report == "last_k_mean" else BESIDE
     read = READ.format(accuracy=ACCURACY[suite.report], beside=beside)
-    parts = [markdown(f"# {suite.title}"), _provenance(suite, plan, plan.found), *interim(suite, plan, found), read]
+    parts = [markdown(f"# {suite.title}"), _provenance(suite, plan), *interim(suite, plan, found), read]
     for table in suite.tables:
         own = [one for one in found if one.table is table]
         absent = not_compared(plan, table)
         if own or absent:
             parts += [
                 markdown(f"## {table.title}"),
-                *(text for one in own for text in (_comparison([one]), resolved(one), power(one)) if text),
+                *(text for one in own for text in (comparison(one), resolved(one), power(one)) if text),
             ]
         if any(one.controls for one in own):
             parts += [CONTROLS]
@@ -245,12 +244,11 @@ def _latex_cells(suite: Suite, one: Setting, row: Row, metrics: Sequence[str]) -
     return cells
 
 
-def write(suite: Suite, plan: Plan, results: Path, name: str, readme: Path | None) -> list[Path]:
-    """Write ``tables/<name>-leaderboard.md``, ``.csv``, ``.tex``, ``<name>-pairs.csv``, a picture and a readme's block.
+def write(suite: Suite, plan: Plan, results: Path, name: str) -> list[Path]:
+    """Write ``tables/<name>-leaderboard.md``, ``.csv``, ``.tex``, ``<name>-pairs.csv`` and a picture.
 
-    The picture, ``tables/<name>-leaderboard.svg``, and the block ``leaderboard:<name>`` (see ``replace_block``), which
-    has the comparisons in brief, show the settings in which every row has ``ENOUGH`` seeds. Returns the files that
-    changed; nothing is written as long as nothing was run.
+    The picture, ``tables/<name>-leaderboard.svg``, shows the settings in which every row has ``ENOUGH`` seeds. Returns
+    the files that changed; nothing is written as long as nothing was run.
     """
     found = settings(suite, plan)
     if not found:
@@ -265,31 +263,7 @@ def write(suite: Suite, plan: Plan, results: Path, name: str, readme: Path | Non
     told = [one for one in found if (one.lines["n"] + one.lines["failed"] >= ENOUGH).all()]
     if told:
         texts[board.with_suffix(".svg")] = svg_text(draw_differences(panels(suite, told)))
-    if readme is not None and readme.exists():
-        parts = [part for table in suite.tables if (part := _section(told, table))]
-        shown = {
-            key: plan.found[key] for one in told for row in one.rows for key in plan.of_row[row.full_name].values()
-        }
-        about = [*interim(suite, plan, told), _provenance(suite, plan, shown, brief=True)]
-        block = "\n\n".join([*parts, *about] if parts else [])
-        texts[readme] = replace_block(readme.read_text(encoding="utf-8"), f"leaderboard:{name}", block)
     return write_changed(texts)
-
-
-def _section(found: Sequence[Setting], table: Table) -> str:
-    own = [one for one in found if one.table is table]
-    if not own:
-        return ""
-    told = "\n\n".join(f"{markdown(one.dataset)}: {resolved(one)}" for one in own)
-    return f"**{markdown(table.title)}**\n\n{_comparison(own, brief=True)}\n\n{told}"
-
-
-def _comparison(own: Sequence[Setting], brief: bool = False) -> str:
-    """Methods as rows, and for each data set how far they are apart; ``brief`` has what a first look needs."""
-    methods = list(dict.fromkeys(method for one in own for method in one.order))
-    head = ["method", *(title for one in own for title in _cells(one, one.reference, brief))]
-    body = [[method, *(cell for one in own for cell in _cells(one, method, brief).values())] for method in methods]
-    return pipe_table(head, body)
 
 
 def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
@@ -363,19 +337,18 @@ def _costs(own: Sequence[Setting], goal_name: str) -> str:
     return f"{told}\n\n{pipe_table(head, body)}"
 
 
-def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, RunState], brief: bool = False) -> str:
-    """Where the numbers of some runs come from; in brief, several versions of the code are counted and not named."""
-    records = [run.record for run in runs.values() if run.record is not None]
-    configs = [plan.runs[key].config for key, run in runs.items() if run.record is not None]
+def _provenance(suite: Suite, plan: Plan) -> str:
+    """Where the numbers come from."""
+    records = [run.record for run in plan.found.values() if run.record is not None]
+    configs = [plan.runs[key].config for key, run in plan.found.items() if run.record is not None]
     hours = sum(record["timing"]["seconds"] for record in records) / 3600
-    versions = sorted({version for record in records for version in code_versions(record)})
     parts = {
         "scale": f"{plan.scale} ({suite.scale(plan.scale).get('note') or 'own protocol'})",
         "network": ", ".join(sorted({network(config) for config in configs})),
         "rounds": ", ".join(map(str, sorted({config.rounds for config in configs}))),
-        "runs": f"{len(records)} of {len(runs)} complete, {hours:.1f} hours",
+        "runs": f"{len(records)} of {len(plan.found)} complete, {hours:.1f} hours",
         "hardware": ", ".join(sorted({hardware(record["environment"]) for record in records})),
-        "code": f"{len(versions)} versions" if brief and len(versions) > 1 else ", ".join(versions),
+        "code": ", ".join(sorted({version for record in records for version in code_versions(record)})),
     }
     return markdown("; ".join(f"{name}: {text}" for name, text in parts.items()) + ".")
 

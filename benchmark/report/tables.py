@@ -10,7 +10,6 @@ import pandas as pd
 
 from benchmark.config import RunConfig
 from benchmark.files import write_changed
-from benchmark.report import others
 from benchmark.report.cells import BROKEN, Cell, Cells
 from benchmark.report.formats import csv_text, markdown
 from benchmark.report.frame import Values, by_row, long_frame
@@ -71,42 +70,24 @@ def render(suite: Suite, plan: Plan, published: Mapping[Any, str]) -> list[Rende
     return [_render(suite, plan, published, table, known) for table in suite.tables]
 
 
-def write(suite: Suite, scale: str, tables: Sequence[Rendered], results: Path, readme: Path | None) -> list[Path]:
-    """Write ``tables/<paper>-<scale>`` as ``.md``, ``.csv`` and ``.tex``, and the marked blocks of ``readme``.
-
-    The block ``table:<paper>-<scale>`` (see ``replace_block``) gets all tables, the block
-    ``table:<paper>-<scale>-<number>`` only that one. Returns the changed files.
-    """
-    name = f"{suite.paper}-{scale}"
-    forms = exports(suite, tables)
-    files = {results / "tables" / f"{name}{suffix}": text for suffix, text in forms.items()}
-    if readme is not None and readme.exists():
-        text = readme.read_text(encoding="utf-8")
-        for block, body in [(name, forms[".md"]), *((f"{name}-{t.number}", t.markdown) for t in tables)]:
-            text = replace_block(text, f"table:{block}", body)
-        files[readme] = text
-    return write_changed(files)
+def write(suite: Suite, scale: str, tables: Sequence[Rendered], results: Path) -> list[Path]:
+    """Write ``tables/<paper>-<scale>`` as ``.md``, ``.csv`` and ``.tex``; returns the changed files."""
+    files = results / "tables" / f"{suite.paper}-{scale}"
+    return write_changed(
+        {files.with_name(files.name + suffix): text for suffix, text in exports(suite, tables).items()}
+    )
 
 
 def exports(suite: Suite, tables: Sequence[Rendered]) -> dict[str, str]:
     """Return all tables of a suite at a scale as file contents, by suffix."""
     frame = pd.concat([table.frame for table in tables], ignore_index=True)
-    elsewhere = [section.markdown + "\n" for section in others.sections(suite, tables)]
     own = [c for c in frame if c not in (*LEFT, *RIGHT)]
     frame = frame[[c for c in (*LEFT, *own, *RIGHT) if c in frame]]
     return {
-        ".md": "\n".join([markdown(f"# {suite.title}") + "\n", *(table.markdown for table in tables), *elsewhere]),
+        ".md": "\n".join([markdown(f"# {suite.title}") + "\n", *(table.markdown for table in tables)]),
         ".csv": csv_text(frame),
         ".tex": r"% Made from records; needs \usepackage{booktabs}." + "\n" + "\n".join(t.latex for t in tables),
     }
-
-
-def replace_block(text: str, name: str, body: str) -> str:
-    """Put ``body`` between ``<!-- name:begin -->`` and ``<!-- name:end -->`` in ``text``, if it has them."""
-    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    head, found, rest = text.partition(begin)
-    _, closed, tail = rest.partition(end)
-    return f"{head}{begin}\n{body.strip()}\n{end}{tail}" if found and closed else text
 
 
 def last_rounds(config: RunConfig) -> str:

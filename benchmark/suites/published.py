@@ -1,7 +1,6 @@
 """Published values: the numbers printed in papers, as data."""
 
 import csv
-from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from benchmark.suites.plan import Row
 from datamodules.common.errors import ConfigError
 
 NAMED_COLUMNS = ("table", "dataset", "method", "metric", "value")
-OTHERS_COLUMNS = ("method", "dataset", "setting", "value", "std", "seeds", "source")
 
 
 def read_published(path: Path) -> dict[Any, str]:
@@ -22,7 +20,7 @@ def read_published(path: Path) -> dict[Any, str]:
         ConfigError: it cannot be read, or a value is no number or occurs twice.
     """
     values: dict[Any, str] = {}
-    for line in _published_lines(path, NAMED_COLUMNS):
+    for line in _published_lines(path):
         named = {name: line.pop(name) for name in NAMED_COLUMNS}
         spread = line.pop("std", "")
         columns = {name: value for name, value in line.items() if value}
@@ -36,19 +34,7 @@ def read_published(path: Path) -> dict[Any, str]:
     return values
 
 
-def read_others(path: Path) -> list[dict[str, str]]:
-    """Accuracies in percent from papers without a suite: one mapping per line, by column.
-
-    Columns: ``method``, ``dataset``, ``setting`` in words, ``value``, its ``std`` over ``seeds`` runs (both may be
-    empty), and ``source``, the paper and its table.
-
-    Raises:
-        ConfigError: it cannot be read, or a value is no number.
-    """
-    return _published_lines(path, OTHERS_COLUMNS)
-
-
-def _published_lines(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
+def _published_lines(path: Path) -> list[dict[str, str]]:
     """Lines of a published file by column, checked.
 
     Raises:
@@ -61,7 +47,7 @@ def _published_lines(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
             columns, lines = table.fieldnames or (), list(table)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path}: the published values cannot be read: {error}") from None
-    if missing := [name for name in needed if name not in columns]:
+    if missing := [name for name in NAMED_COLUMNS if name not in columns]:
         raise ConfigError(f"{path}: the column {missing[0]} is missing; there are {', '.join(columns) or 'none'}")
     for number, line in enumerate(lines, start=2):
         if None in line or None in line.values():

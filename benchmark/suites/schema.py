@@ -182,7 +182,6 @@ class _Suite(_Part):
     scales: Annotated[dict[Annotated[str, _one_of("scale")], _Scale], Field(min_length=1)]
     ranked: bool = False
     replaced: list[str] = []
-    reported: list[LabelName] = []
 
 
 def check(spec: Mapping[str, Any], where: str) -> dict[str, Any]:

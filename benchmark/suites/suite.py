@@ -24,7 +24,6 @@ from methods import models
 SUFFIX = ".yaml"
 SUITES = Path(__file__).parent
 PUBLISHED = SUITES / "published"
-OTHERS = PUBLISHED / "others.csv"
 ID_LETTERS = 4
 """Fewest characters of a run id that a filter takes for one, rather than for the number of a table."""
 LAYERS = {
@@ -72,7 +71,7 @@ class Suite:
         self.where, self.folder, self.extended = where, folder, extended
         self.paper, self.title, self.report = (str(self.spec[name]) for name in ("paper", "title", "report"))
         self.ranked: bool = self.spec["ranked"]
-        self.replaced, self.reported = frozenset(self.spec["replaced"]), tuple(self.spec["reported"])
+        self.replaced = frozenset(self.spec["replaced"])
         self.tuned, self.admitted = SideFile(folder, "tuned", self.paper), SideFile(folder, "admitted", self.paper)
         self._chosen: dict[str, dict[str, Any]] = {}
         self._runs: dict[tuple[str, str, str], Run] = {}
@@ -192,7 +191,6 @@ class Suite:
         own = [self.file]
         own += [side.path(scale) for side in (self.tuned, self.admitted)]
         own += [self.published_path] if self.published_path else []
-        own += [*sorted(SUITES.glob(f"*{SUFFIX}")), *sorted(PUBLISHED.glob("*.csv"))] if self.reported else []
         return own + (self.extended.files(scale) if self.extended else [])
 
     def layers(self, row: Row, scale: str, tuned: bool = True, last: Options | None = None) -> dict[str, Options]:

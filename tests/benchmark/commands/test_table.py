@@ -17,7 +17,6 @@ from toy_suite import FACTS, SUITE, table
 
 
 def test_table_runs_what_is_missing_once(here, fitted, capsys):
-    (here / "README.md").write_text("<!-- table:toy-quick:begin --><!-- table:toy-quick:end -->\n")
     assert table() == 0
     assert sorted((one.config.method.name, one.config.seed) for one in fitted) == [
         ("fed_consist", 1), ("fed_consist", 2), ("fedavg", 1), ("fedavg", 2)
@@ -28,7 +27,7 @@ def test_table_runs_what_is_missing_once(here, fitted, capsys):
     files = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
     names = {path.name for path in files}
     assert {"toy-quick.md", "toy-quick.csv", "record.json", "metrics.jsonl", "config.yaml"} <= names
-    assert "51.50 ± 6.35 (2)" in (here / "README.md").read_text()
+    assert "51.50 ± 6.35 (2)" in (here / "results/tables/toy-quick.md").read_text()
     assert "51.50,0.7071,6.35" in (here / "results/tables/toy-quick.csv").read_text().replace("51.5000", "51.50")
     *_, path = capsys.readouterr().out.splitlines()
     assert path == "results/tables/toy-quick.md (this one and 1 more)"
@@ -58,26 +57,6 @@ def test_a_table_in_another_precision_has_runs_and_files_of_its_own(here, fitted
     assert fitted[-1].config.runtime.threads == 3
     assert (here / "results/tables/toy-quick.md").read_text() == before
     assert "precision: 64-true" in (here / "results/tables/toy-quick-64-true.md").read_text()
-
-
-def test_an_excerpts_curves_follow_its_runs(here, fitted):
-    """The picture names the runs behind it; one that is gone, or older than the last run, is drawn again."""
-    (here / "README.md").write_text("<!-- excerpt:toy-quick-1/A:begin --><!-- excerpt:toy-quick-1/A:end -->\n")
-    picture = here / "results/tables/toy-quick-1-A.svg"
-
-    def described() -> set[str]:
-        (text,) = re.findall("<dc:description>(.*)</dc:description>", picture.read_text())
-        return set(text.split())
-
-    assert table("--methods", "mid", "--seeds", "1") == 0
-    assert described() == {path.name.rpartition("-")[2] for path in here.glob("results/runs/*")}
-    first = described()
-    assert table() == 0
-    assert first < described() == {path.name.rpartition("-")[2] for path in here.glob("results/runs/*")}
-    whole = picture.read_bytes()
-    picture.unlink()
-    assert table() == 0 and picture.read_bytes() == whole
-    assert not list(here.glob("results/tables/toy-quick-2*"))
 
 
 def test_tables_are_mirrored_where_they_changed_or_where_it_is_asked_for(here, fitted, monkeypatch):
@@ -241,21 +220,18 @@ def test_runs_of_two_versions_of_the_users_images_do_not_share_a_page(here, fitt
 
 
 def test_a_suites_texts_are_no_markup_and_no_commands_to_a_terminal(here, fitted, capsys):
-    """In every place of a page, a board, a readme's block and the output."""
+    """In every place of a page, a board and the output."""
     hostile = "<b>x</b> ![p](http://a) \x1b[2J"
     text = SUITE.replace("low", json.dumps(hostile)).replace("title: One", f"title: {json.dumps(hostile)}")
     text = text.replace("note: tiny", f"note: {json.dumps(hostile)}").replace("A toy paper", json.dumps(hostile))
     text = text.replace("metrics: [acc], rows", f"metrics: [acc], reference: {json.dumps(hostile)}, rows")
     (here / "toy.yaml").write_text(text + "ranked: true\n")
-    (here / "README.md").write_text(
-        "".join(f"<!-- {b}:begin --><!-- {b}:end -->" for b in ("excerpt:toy-quick-1/A", "leaderboard:toy-quick"))
-    )
     assert table() == 0
     assert main(["status", "--paper", "toy.yaml", "--runs"]) == 0
     told = capsys.readouterr()
     assert "\x1b" not in told.out + told.err
-    pages = [here / "README.md", *here.glob("results/tables/toy-quick*.md")]
-    assert len(pages) == 3
+    pages = list(here.glob("results/tables/toy-quick*.md"))
+    assert len(pages) == 2
     for page in pages:
         text = page.read_text()
         assert r"\<b>x" in text and not re.search(r"(?<!\\)<b>|(?<!\\)\[p|\x1b", text), page

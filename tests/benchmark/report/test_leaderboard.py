@@ -273,34 +273,6 @@ def test_what_the_other_rows_take_back_is_not_bold(made):
     assert cells[6:8] == [f"{line['p_holm']:.3f}", "0.125"]  # all four signs alike: 2 of 16
 
 
-def test_a_readme_has_the_settings_whose_rows_all_have_seeds_enough(made, tmp_path):
-    """In brief, with the provenance of these runs alone; of B, a row has three seeds."""
-    suite, plan, _ = made
-    readme = tmp_path / "README.md"
-    readme.write_text("<!-- leaderboard:toy-quick:begin -->\n<!-- leaderboard:toy-quick:end -->\ntail\n")
-    leaderboard.write(suite, plan, tmp_path, "toy-quick", readme)
-    text = readme.read_text()
-    assert "| A " in text and "| B " in text and "31 of 32 complete" in text and "tuned" not in text
-    assert "; code: abc." in text
-    lose(plan, "clients/B/bad", 2)
-    leaderboard.write(suite, plan, tmp_path, "toy-quick", readme)
-    text = readme.read_text()
-    assert "| A " in text and "| B " not in text and "16 of 16 complete" in text and text.endswith("tail\n")
-    lose(plan, "clients/A/good", 2, 3)
-    leaderboard.write(suite, plan, tmp_path, "toy-quick", readme)
-    assert readme.read_text() == "<!-- leaderboard:toy-quick:begin -->\n\n<!-- leaderboard:toy-quick:end -->\ntail\n"
-
-
-def test_a_readme_counts_the_versions_that_the_page_names(made, tmp_path):
-    suite, plan, _ = made
-    readme = tmp_path / "README.md"
-    readme.write_text("<!-- leaderboard:toy-quick:begin -->\n<!-- leaderboard:toy-quick:end -->\n")
-    next(run.record for run in plan.found.values() if run.record is not None)["code_version"] = "def"
-    leaderboard.write(suite, plan, tmp_path, "toy-quick", readme)
-    assert "; code: 2 versions." in readme.read_text()
-    assert "; code: abc, def." in (tmp_path / "tables/toy-quick-leaderboard.md").read_text()
-
-
 @pytest.fixture
 def broken(made):
     """As ``made``, but ``good`` has failed in seed 0 on A, and ``bad`` in all seeds there."""
@@ -396,11 +368,11 @@ def test_the_picture_has_what_the_page_has(made, tmp_path):
     shown = panel.lines.set_index(["dataset", "method"])["half_width"]
     assert shown["A", "good"] == found[0].lines.loc["good", "simultaneous_ci95"]
     assert shown["A", "bound"] == found[0].lines.loc["bound", "difference_ci95"]
-    (drawn,) = [path for path in leaderboard.write(*run, tmp_path, "toy-quick", None) if path.suffix == ".svg"]
+    (drawn,) = [path for path in leaderboard.write(*run, tmp_path, "toy-quick") if path.suffix == ".svg"]
     assert drawn == tmp_path / "tables" / "toy-quick-leaderboard.svg"
     for row in ("clients/A/good", "clients/B/good"):
         lose(run[1], row, 2, 3)
-    assert drawn.name not in [path.name for path in leaderboard.write(*run, tmp_path / "again", "toy-quick", None)]
+    assert drawn.name not in [path.name for path in leaderboard.write(*run, tmp_path / "again", "toy-quick")]
 
 
 @pytest.mark.parametrize("why", ["pending", "without"])

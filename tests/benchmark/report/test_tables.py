@@ -13,7 +13,6 @@ from benchmark.registry import ClassSpec
 from benchmark.report.tables import (
     last_rounds,
     render,
-    replace_block,
     write,
 )
 from benchmark.runs.folder import RunFolder
@@ -386,30 +385,14 @@ def test_tables_say_how_many_rounds_the_last_mean_rests_on(rounds, every, k, tol
     assert last_rounds(config) == told
 
 
-def test_replace_block_is_idempotent_and_leaves_the_rest():
-    text = "a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb"
-    once = replace_block(text, "x", "new\n\n")
-    assert once == "a\n<!-- x:begin -->\nnew\n<!-- x:end -->\nb"
-    assert replace_block(once, "x", "new") == once
-    assert replace_block(text, "y", "new") == text
-    assert replace_block("a <!-- x:begin --> b", "x", "new") == "a <!-- x:begin --> b"
-
-
 def test_files_change_only_with_the_records(tmp_path):
     suite, _, table = rendered("quick", FULL)
-    readme = tmp_path / "README.md"
-    readme.write_text("<!-- table:toy-quick-4:begin -->\n<!-- table:toy-quick-4:end -->\ntail\n")
-    changed = write(suite, "quick", [table], tmp_path, readme)
-    assert [path.name for path in changed] == ["toy-quick.md", "toy-quick.csv", "toy-quick.tex", "README.md"]
-    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in changed}
-    assert write(suite, "quick", [rendered("quick", FULL)[2]], tmp_path, readme) == []
-    assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in changed}
-    assert "### Table 4: Four" in readme.read_text() and readme.read_text().endswith("tail\n")
+    changed = write(suite, "quick", [table], tmp_path)
+    assert [path.name for path in changed] == ["toy-quick.md", "toy-quick.csv", "toy-quick.tex"]
+    assert write(suite, "quick", [rendered("quick", FULL)[2]], tmp_path) == []
     assert (tmp_path / "tables/toy-quick.md").read_text().startswith("# A toy paper\n\n### Table 4: Four\n")
     less = rendered("quick", FULL | {("low", 1): None})[2]
-    assert len(write(suite, "quick", [less], tmp_path, readme)) == 4
-    write(suite, "quick", [less], tmp_path, tmp_path / "no-readme.md")
-    assert not (tmp_path / "no-readme.md").exists()
+    assert len(write(suite, "quick", [less], tmp_path)) == 3
 
 
 def test_a_plan_reads_states_and_records_from_disk_once(tmp_path):
@@ -473,7 +456,7 @@ def test_a_table_of_which_a_scale_has_no_row_says_why(tmp_path):
     assert "Nothing of this table has been run." in table.markdown and "precision" not in table.markdown
     assert "not at this scale: low (not with" in table.markdown and table.frame.empty
     assert all(line.startswith("% ") for line in table.latex.splitlines())
-    assert len(write(suite, "quick", [table], tmp_path, None)) == 3
+    assert len(write(suite, "quick", [table], tmp_path)) == 3
     both = [rendered("quick", FULL)[2], table]
-    write(suite, "both", both, tmp_path, None)
+    write(suite, "both", both, tmp_path)
     assert (tmp_path / "tables/toy-both.csv").read_text() == both[0].csv

@@ -1,22 +1,19 @@
-"""Published values, and those that other papers report."""
+"""Published values."""
 
 import pytest
 
-from benchmark.suites.published import read_others, read_published
+from benchmark.suites.published import read_published
 from datamodules.common.errors import ConfigError
 
 
-def test_others_values_are_read_by_column(tmp_path):
-    path = tmp_path / "others.csv"
-    path.write_text('method,dataset,setting,value,std,seeds,source\nM,D,"a, b",50.10,,,P\n')
-    line = {"method": "M", "dataset": "D", "setting": "a, b", "value": "50.10", "std": "", "seeds": "", "source": "P"}
-    assert read_others(path) == [line]
-    path.write_text("method,dataset,setting,value,std,seeds\nM,D,a,50.10,,\n")
-    with pytest.raises(ConfigError, match=r"others\.csv.*\bsource\b"):
-        read_others(path)
-    path.write_text("method,dataset,setting,value,std,seeds,source\nM,D,a,much,,,P\n")
-    with pytest.raises(ConfigError, match=r"others\.csv, line 2: .*'much'"):
-        read_others(path)
+def test_a_bad_file_is_named_with_its_line(tmp_path):
+    path = tmp_path / "toy.csv"
+    path.write_text("table,dataset,method,value\n1,A,low,50.10\n")
+    with pytest.raises(ConfigError, match=r"toy\.csv.*\bmetric\b"):
+        read_published(path)
+    path.write_text("table,dataset,method,metric,value\n1,A,low,acc,much\n")
+    with pytest.raises(ConfigError, match=r"toy\.csv, line 2: .*'much'"):
+        read_published(path)
 
 
 def test_published_spreads(tmp_path):

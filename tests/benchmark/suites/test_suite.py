@@ -311,11 +311,6 @@ def test_no_row_hides_another(change, message):
         Suite(spec(tables=tables), "toy.yaml")
 
 
-def test_what_other_papers_report_is_among_the_files_that_a_page_is_made_of():
-    assert suite.PUBLISHED / "cbafed.csv" in suite.load("rscfed").files("quick")
-    assert suite.SUITES / "fl2.yaml" in suite.load("rscfed").files("quick")
-
-
 def test_no_column_of_a_row_hides_one_of_the_tables_files():
     """The long form and the files of published values have columns of these names."""
     assert {*LEFT, *RIGHT, "value"} <= {*COLUMNS}
@@ -340,13 +335,6 @@ def test_pending_rows_have_no_run_and_say_why():
     assert len(toy.select(plan)) == len(plan.runs)
     by_data = Suite(spec(datasets={"A": {"pending": "no data"}, "B": {}}))
     assert {row.dataset for row in by_data.rows if not row.pending} == {"B"}
-
-
-def test_methods_that_others_report_are_labels_of_the_suite():
-    assert Suite(spec(reported=["low"])).reported == ("low",)
-    assert Suite(spec()).reported == ()
-    with pytest.raises(ConfigError, match=r"toy\.yaml: reported\.0: .*'lo'.*'low'"):
-        Suite(spec(reported=["lo"]), "toy.yaml")
 
 
 def test_a_control_is_the_row_that_the_columns_mean():
