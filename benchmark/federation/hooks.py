@@ -70,7 +70,7 @@ def step_outputs(made: Any, automatic: bool) -> dict[str, Any]:
     return outputs
 
 
-def upload(made: Any, visit: Visit, shared: Shapes, live: Shapes) -> Upload | None:
+def upload(made: Upload | None, visit: Visit, shared: Shapes, live: Shapes) -> Upload | None:
     """What ``make_upload`` returned, in tensors of its own.
 
     Args:
