@@ -1,4 +1,4 @@
-"""The federation loop, its engines, records, tables and command line."""
+"""The federation loop, its engine, records, tables and command line."""
 
 import sys
 from pathlib import Path

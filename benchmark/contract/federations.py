@@ -1,10 +1,9 @@
 """Small federations on real digits for checks and tests, the reference run of a method, and how runs are compared."""
 
 import io
-import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar
@@ -102,23 +101,11 @@ class ScaledSingle(MixedPrecision):
         return nullcontext()
 
 
-@contextmanager
-def quiet_lightning() -> Iterator[None]:
-    """Leave out what Lightning has to say about loaders, devices, precisions and other products; its errors stay."""
-    before = logging.root.manager.disable
-    logging.disable(logging.INFO)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.disable(before)
-
-
 @cache
 def plain_fabric(precision: str = "32-true") -> Fabric:
     """One CPU process; ``32-scaled``: see ``ScaledSingle``."""
     chosen = {"plugins": ScaledSingle()} if precision == "32-scaled" else fabric_precision(precision, "cpu")
-    with quiet_lightning():
+    with warnings.catch_warnings(action="ignore"):  # what Lightning thinks of the precision
         fabric = Fabric(accelerator="cpu", devices=1, **chosen)
         fabric.launch()
     return fabric

@@ -1,5 +1,6 @@
 """Checks of whole runs on real digits, in the scenario that the method is made for, and of steps in all engines."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -22,7 +23,6 @@ from benchmark.contract.federations import (
     different,
     different_from_reference,
     make_method,
-    quiet_lightning,
     reference,
     require,
     require_equal,
@@ -242,7 +242,7 @@ def check_a_visit_is_a_fit(method: Method) -> None:
         sent, start = engine.send(visit, federation.server), engine.start_of(federation.clients.get(visit.client))
         left = engine.start_of(engine.run_visit(visit, sent, start)[1]).optimizers
         visited = module.tensors(*SCOPES)
-        with engine.context.seeded(*stream_of(visit)), quiet_lightning():
+        with engine.context.seeded(*stream_of(visit)), warnings.catch_warnings(action="ignore"):
             site, work = engine.seats[0].begin_visit(visit, sent, start)
             trainer = L.Trainer(
                 max_epochs=len(work),

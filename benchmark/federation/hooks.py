@@ -1,6 +1,6 @@
 """Checks of what a method's hooks return: its type, and the names and shapes of its tensors; and errors inside them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import index
 from typing import Any
@@ -10,7 +10,6 @@ from torch import Tensor
 from datamodules.common.errors import RunError, Stopped, safe_str
 from datamodules.common.plugins import users_place
 from datamodules.common.streams import SERVER
-from datamodules.views.batches import LocalWork, Pass
 from methods.base import FedMethod, Upload, Visit
 
 Shapes = Mapping[str, Tensor]
@@ -21,13 +20,12 @@ def cohorts(made: Any, num_clients: int) -> list[list[int]]:
     """The cohorts that ``select_clients`` returned.
 
     Raises:
-        RunError: it is not a list of lists of client ids, or a client does not exist.
+        RunError: a client does not exist.
     """
-    if not _is_list(made) or not all(_is_list(cohort) for cohort in made):
-        raise RunError(f"it returned {made!r}; return a list of cohorts, each a list of client ids: [[0, 3, 4]]")
-    for client in (client for cohort in made for client in cohort):
+    found = [list(cohort) for cohort in made]
+    for client in (client for cohort in found for client in cohort):
         _require_client(client, num_clients)
-    return [list(cohort) for cohort in made]
+    return found
 
 
 def tensors(made: Any, like: Shapes, hook: str) -> dict[str, Tensor]:
@@ -39,31 +37,15 @@ def tensors(made: Any, like: Shapes, hook: str) -> dict[str, Tensor]:
         hook: its name, for the message.
 
     Raises:
-        RunError: it is not a dict of tensors with data, or a name or shape is not that of a registered tensor.
+        RunError: a name or shape is not that of a registered tensor.
     """
-    if not isinstance(made, Mapping):
-        raise RunError(f"{hook} returned {describe(made)}; return a dict of tensors by name")
     for name, value in made.items():
         if name not in like:
             raise RunError(f"{hook} gives a tensor {name!r}, which the method has not registered")
-        if not isinstance(value, Tensor) or value.shape != like[name].shape:
-            raise RunError(f"{hook} gives {describe(value)} for {name!r}, which has the shape {list(like[name].shape)}")
+        if value.shape != like[name].shape:
+            was = list(like[name].shape)
+            raise RunError(f"{hook} gives the shape {list(value.shape)} for {name!r}, which has the shape {was}")
     return dict(made)
-
-
-def local_work(made: Any) -> LocalWork:
-    """What ``local_work`` returned.
-
-    Raises:
-        RunError: it is not a list of ``Pass`` and of functions that make one.
-    """
-    if not _is_list(made) or not all(isinstance(part, Pass) or callable(part) for part in made):
-        raise RunError(
-            f"local_work returned {describe(made)}; return a list with a Pass for every local epoch, or functions that "
-            "make one"
-        )
-    work: LocalWork = made
-    return work
 
 
 def step_outputs(made: Any, automatic: bool) -> dict[str, Any]:
@@ -82,18 +64,13 @@ def step_outputs(made: Any, automatic: bool) -> dict[str, Any]:
         return outputs
     if not isinstance(loss, Tensor) or loss.ndim:
         raise RunError(
-            f"training_step returned {describe(made)}; with automatic optimisation it returns a scalar loss, a "
+            f"training_step returned {made!r:.80}; with automatic optimisation it returns a scalar loss, a "
             "dict with a scalar 'loss', or None"
-        )
-    if not loss.requires_grad:  # backward would say so, too, but not whose loss it is
-        raise RunError(
-            "training_step returned a loss that does not require grad: is it detached, or computed under "
-            "torch.no_grad()? Return None for a batch without a loss"
         )
     return outputs
 
 
-def upload(made: Any, visit: Visit, shared: Shapes, live: Shapes) -> Upload | None:
+def upload(made: Upload | None, visit: Visit, shared: Shapes, live: Shapes) -> Upload | None:
     """What ``make_upload`` returned, in tensors of its own.
 
     Args:
@@ -103,13 +80,11 @@ def upload(made: Any, visit: Visit, shared: Shapes, live: Shapes) -> Upload | No
         live: the module's registered tensors, which the next client writes into.
 
     Raises:
-        RunError: it is not an ``Upload`` of this visit, its tensors are not exactly the shared ones, in name and shape,
+        RunError: it is the ``Upload`` of another visit, its tensors are not exactly the shared ones, in name and shape,
             or its weight is negative.
     """
     if made is None:
         return None
-    if not isinstance(made, Upload):
-        raise RunError(f"make_upload returned {describe(made)}; return an Upload, or None to leave the client out")
     if made.visit != visit:
         raise RunError(f"make_upload returned an Upload of another visit ({made.visit}); give it client.visit")
     tensors(made.tensors, shared, "make_upload")
@@ -135,10 +110,8 @@ def remembered(made: Any, num_clients: int) -> dict[int, dict[str, Tensor]]:
     """What ``remember`` returned, in tensors of its own.
 
     Raises:
-        RunError: it is not a dict, or a key is not a client id.
+        RunError: a key is not a client id.
     """
-    if not isinstance(made, Mapping):
-        raise RunError(f"remember returned {describe(made)}; return tensors by name, by client")
     for client in made:
         _require_client(client, num_clients)
     return {client: {name: value.detach().clone() for name, value in own.items()} for client, own in made.items()}
@@ -187,21 +160,9 @@ def _cause(error: BaseException, method: FedMethod) -> str:
     return f"{type(error).__name__}: {safe_str(error)}" + (f" ({line})" if line else "")
 
 
-def describe(value: object) -> str:
-    """A value as an error message names it: its type or, of a tensor, its shape."""
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)}"
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
-
-
 def _require_client(client: Any, num_clients: int) -> None:
-    if not isinstance(client, int) or isinstance(client, bool) or not 0 <= client < num_clients:
+    if not isinstance(client, int) or not 0 <= client < num_clients:
         raise RunError(f"there is no client {client!r}; ids run from 0 to {num_clients - 1}")
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _memory(tensor: Tensor) -> int:

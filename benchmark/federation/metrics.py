@@ -12,7 +12,7 @@ from torchmetrics.functional.classification import (
     multiclass_recall,
 )
 
-from datamodules.common.errors import NOT_FINITE, DataError, RunError
+from datamodules.common.errors import NOT_FINITE, RunError
 from methods.parts.engine_state import different_shapes
 
 Sums = dict[str, tuple[Tensor, Tensor]]
@@ -132,7 +132,6 @@ def classification_metrics(probs: Tensor, labels: Tensor) -> dict[str, float]:
         labels: true classes [N], int64.
 
     Raises:
-        DataError: shapes do not match, there is no sample, or labels are outside 0..C-1.
         RunError: probabilities are not finite or not in [0, 1].
     """
     return scores(probs, labels).metrics
@@ -144,7 +143,7 @@ def scores(probs: Tensor, labels: Tensor) -> Scores:
     The AUC, which sorts each class's probabilities, is computed on their device, all else on the CPU.
     """
     on_device, probs, labels = probs, probs.cpu(), labels.cpu()
-    _check(probs, labels)
+    _check(probs)
     classes = probs.shape[1]
     predicted = probs.argmax(dim=1)
     confusion = multiclass_confusion_matrix(predicted, labels, classes, validate_args=False)
@@ -191,12 +190,7 @@ def client_accuracies(by_class: Tensor, counts: Tensor) -> dict[str, float]:
     return {"acc_clients": float(accuracies.mean()), "acc_worst_clients": float(worst.mean())}
 
 
-def _check(probs: Tensor, labels: Tensor) -> None:
-    if probs.ndim != 2 or labels.shape != probs.shape[:1] or not len(labels):
-        raise DataError(
-            f"metrics: probabilities {list(probs.shape)} and labels {list(labels.shape)} do not match; "
-            "give [N, C] and [N] with N > 0"
-        )
+def _check(probs: Tensor) -> None:
     if not bool(probs.isfinite().all()):
         raise RunError(f"metrics: a class probability {NOT_FINITE}: the model has diverged; lower the learning rate")
     least, most = (float(bound) for bound in probs.aminmax())

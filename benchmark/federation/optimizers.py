@@ -67,15 +67,11 @@ def kept_states(method: FedMethod, optimizers: Sequence[Optimizer]) -> Optimizer
         RunError: ``optimizer_scopes`` does not fit the optimisers.
     """
     scopes = list(method.optimizer_scopes())
-    if wrong := [scope for scope in scopes if scope not in ("shared", "personal", "local")]:
-        raise RunError(f"optimizer_scopes names {wrong[0]!r}; an optimiser's state is shared, personal or local")
-    if {"shared", "personal"} <= {*scopes}:
-        raise RunError("optimizer_scopes names both shared and personal; an optimiser beside a shared one is local")
-    scopes = scopes * len(optimizers) if len(scopes) == 1 else scopes
-    if len(scopes) != len(optimizers):
+    if not ({*scopes} <= {"personal", "local"} or {*scopes} <= {"shared", "local"}):
         raise RunError(
-            f"optimizer_scopes names {len(scopes)} scopes for {len(optimizers)} optimisers; give one for each"
+            f"optimizer_scopes names {', '.join(map(repr, scopes))}; each is personal or local, or each shared or local"
         )
+    scopes = scopes * len(optimizers) if len(scopes) == 1 else scopes
     if {*scopes} == {"local"}:
         return []
     return [

@@ -8,7 +8,6 @@ is a CUDA graph.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -25,7 +24,6 @@ MOST_RECORDINGS = 64  # per seat; further kinds of steps run unrecorded
 BETWEEN = ("on_before_batch_transfer", "on_after_batch_transfer", "on_train_batch_start")
 SKIPPED = ("params", "lr", "initial_lr")
 PLAIN = (bool, int, float, str, tuple, type(None))
-_training, _requires_grad = itemgetter("training"), attrgetter("requires_grad")
 
 
 class Replay:
@@ -93,25 +91,14 @@ class Replay:
             for group, rate in zip(groups, given, strict=True):
                 group["lr"] = rate
 
-    def settings(self, fit: Fit) -> Callable[[], int]:
-        """A function that numbers the present settings: optimisers' options, modes of modules, ``requires_grad``."""
-        groups = [group for optimizer in fit.optimizers for group in optimizer.param_groups]
-        getters = [itemgetter(*(name for name in group if name not in SKIPPED)) for group in groups]
-        before, number = None, 0
-
-        def look() -> int:
-            nonlocal before, number
-            now = (
-                [get(group) for get, group in zip(getters, groups, strict=True)],
-                [*map(_training, self.parts)],
-                [*map(_requires_grad, self.parameters)],
-            )
-            if now != before:
-                key = *map(settings, fit.optimizers), *now[1], *now[2]
-                before, number = now, self.settled.setdefault(key, len(self.settled))
-            return number
-
-        return look
+    def setting(self, fit: Fit) -> int:
+        """The number of the present settings: optimisers' options, modes of modules, ``requires_grad``."""
+        key = (
+            *map(settings, fit.optimizers),
+            *(part["training"] for part in self.parts),
+            *(parameter.requires_grad for parameter in self.parameters),
+        )
+        return self.settled.setdefault(key, len(self.settled))
 
     def step(self, fit: Fit) -> Callable[[Batch, int], None]:
         """Takes the steps of a fit.
@@ -120,8 +107,7 @@ class Replay:
         of the recorded step, so schedules move after it; elsewhere they move before it.
         """
         groups = [group for optimizer in fit.optimizers for group in optimizer.param_groups]
-        look, restless = self.settings(fit), changes_between_steps(fit)
-        settled, epoch = 0, -1
+        restless, settled, epoch = changes_between_steps(fit), 0, -1
 
         def unit(batch: Batch) -> None:
             outputs = fit.compute(batch, fit.batch_idx)
@@ -131,7 +117,7 @@ class Replay:
             nonlocal settled, epoch
             same = True
             if restless or epoch != fit.trainer.current_epoch:
-                settled, epoch = look(), fit.trainer.current_epoch
+                settled, epoch = self.setting(fit), fit.trainer.current_epoch
             key = settled, form(batch)
             recorded = self.recorded.get(key)
             if recorded is not None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim import SGD, Optimizer
 
-from datamodules.common.errors import ConfigError, RunError
+from datamodules.common.errors import ConfigError
 from methods.base import FedMethod
 
 FIRST_SCALE = 2.0**10
@@ -44,19 +44,6 @@ class LossScaler(GradScaler):
         """Divide gradients by the scale, unless this ``training_step`` has done so already."""
         if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
             super().unscale_(optimizer)
-
-    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Take the optimiser's step, unless a gradient is not finite.
-
-        Raises:
-            RunError: the optimiser has stepped in this ``training_step`` already.
-        """
-        if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.STEPPED:
-            raise RunError(
-                "an optimiser steps twice in one training_step, but 16-mixed updates the scale of the loss only after "
-                "it; use one optimiser for each step, or --precision bf16-mixed or 32-true"
-            )
-        return super().step(optimizer, *args, **kwargs)
 
     def overflow(self, optimizer: Optimizer) -> Tensor:
         """1 where a gradient of the optimiser is not finite, else 0; 0-dim, on the device."""

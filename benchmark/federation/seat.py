@@ -69,7 +69,7 @@ class Seat:
             method.load_tensors({**self.initial, **sent.tensors, **state.tensors})
             self.attach(visit)
             self.train_mode()
-            work = hooks.local_work(method.local_work(site))
+            work = method.local_work(site)
             self.train_mode()
         return site, work
 

@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-from benchmark.federation import hooks
 from benchmark.federation.fit import Fit
 from benchmark.federation.holdings import Holdings
 from benchmark.federation.metrics import Sums
@@ -157,7 +156,6 @@ class LocalSite:
 
     def fit(self, work: LocalWork) -> int:
         """Train the module as it stands, from the optimiser state that the site kept; returns the number of steps."""
-        work = hooks.local_work(work)
         fit = self.prepare_fit(len(work))
         for _ in fit.run(len(work), lambda number: self.batches(work, number)):
             pass

@@ -122,13 +122,6 @@ class VisitTrainer:
         wrapped = LightningOptimizer._to_lightning_optimizer
         self.strategy._lightning_optimizers = [wrapped(one, self.strategy) for one in optimizers]  # type: ignore[arg-type]
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"self.trainer.{name} is not there while a client trains; self.trainer offers current_epoch, global_step, "
-            "max_epochs, optimizers, lr_scheduler_configs, callbacks, loggers, global_rank and world_size. A method's "
-            "hooks get everything else from self.visit and from their arguments"
-        )
-
     @property
     def is_global_zero(self) -> bool:
         """Whether this is the first process."""

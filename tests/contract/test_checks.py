@@ -1,6 +1,5 @@
 """What somebody who runs the contract is told, and what the checks start from."""
 
-import logging
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -9,8 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from benchmark.contract import runs
-from benchmark.contract.federations import half_trained, plain_fabric
+from benchmark.contract.federations import half_trained
 from benchmark.contract.test_contract import pytest_generate_tests as generate
 
 
@@ -29,21 +27,6 @@ def test_every_check_is_named_while_it_goes_on() -> None:
     command = [sys.executable, *line.split(), "--pyargs", "benchmark.contract", "--fssl-method", "fedavg"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert "fedavg-default_arguments_are_plain] PASSED" in done.stdout
-
-
-def test_what_lightning_tells_does_not_reach_who_runs_the_checks(caplog: pytest.LogCaptureFixture) -> None:
-    """Tips of its ``Trainer``, and which precision it uses."""
-    plain_fabric.cache_clear()
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).addHandler(caplog.handler)
-    try:
-        runs.check_a_visit_is_a_fit("fedavg")
-        runs.check_lower_precisions_are_close_to_double("fedavg")
-    finally:
-        for name in ("lightning.pytorch", "lightning.fabric"):
-            logging.getLogger(name).removeHandler(caplog.handler)
-    assert not [record for record in caplog.records if record.name.startswith("lightning")]
-    assert logging.root.manager.disable == logging.NOTSET
 
 
 def test_the_start_does_not_depend_on_how_a_processor_rounds() -> None:

@@ -3,19 +3,17 @@
 import inspect
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from benchmark.contract import runs
 from benchmark.contract.checks import CHECKS, parametrize_with_checks
 from benchmark.contract.federations import contract_data
 from benchmark.contract.test_contract import pytest_generate_tests, test_contract
 from benchmark.registry import KINDS, find_class, own_names
-from methods.base import Batch, FedMethod, LocalWork, Site
+from methods.base import FedMethod
+from planted_faults.training import Idle
 
 __all__ = ["pytest_generate_tests", "test_contract"]
 
@@ -34,55 +32,19 @@ def test_docstring_names_its_sources(name: str) -> None:
     assert not published or re.search(r"\b(19|20)\d\d\b", doc), "name the paper with its year"
 
 
-class Forgetful(FedMethod):
-    """What it learnt from lies in an attribute that nobody keeps."""
-
-    steps = 0
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Later steps count less."""
-        self.steps += 1
-        return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"]) / self.steps
-
-
-class Shy(FedMethod):
-    """Never certain enough, unless it is told to be."""
-
-    views = {"labelled": {"x": "weak"}, "unlabelled": {"x": "weak"}}
-
-    def __init__(self, model: nn.Module, certainty: float = 1.0, **base: Any) -> None:
-        super().__init__(model, **base)
-
-    def local_work(self, client: Site) -> LocalWork:
-        """Counts the images that it would take."""
-        index = client.data.unlabelled
-        if len(index):
-            keep = torch.full((len(index),), self.hparams.certainty < 1.0)
-            client.report_pseudo_labels(index, torch.zeros_like(index), keep)
-        return super().local_work(client)
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Cross-entropy of what is labelled."""
-        x = batch["labelled"]["x"] if "labelled" in batch else batch["unlabelled"]["x"]
-        y = batch["labelled"]["y"] if "labelled" in batch else self(x).argmax(dim=1)
-        return F.cross_entropy(self(x), y)
-
-
-class Told(Shy):
+class Told(Idle):
     """Says with which arguments its pseudo-labels flow, and what data it wants."""
 
-    contract_args = {"certainty": 0.5}
-    contract_data = {"pipeline": "pad_crop_flip"}
+    contract_args = {"threshold": 0.6}
+    contract_data = {"pipeline": "randaugment_uniform"}
 
 
-def test_checks_find_what_is_wrong() -> None:
-    """State that is not registered breaks resuming; a method that selects nothing is told how to be checked."""
-    with pytest.raises(AssertionError):
-        runs.check_resume_is_exact(Forgetful)
+def test_a_method_may_say_how_it_is_checked() -> None:
+    """With other arguments and data than usual."""
     with pytest.raises(AssertionError, match="in `contract_args`, name arguments with which it does"):
-        runs.check_pseudo_labels_flow(Shy)
+        runs.check_pseudo_labels_flow(Idle)
     runs.check_pseudo_labels_flow(Told)
-    assert contract_data(Told).hparams.pipeline == "pad_crop_flip"
+    assert contract_data(Told).hparams.pipeline == "randaugment_uniform"
 
 
 def test_other_packages_loop_over_the_same_checks() -> None:

@@ -157,9 +157,6 @@ def test_own_images_may_be_taken_in_any_part_and_order():
     assert not list(site.views("test", index[:0]))
 
 
-# --- bytes
-
-
 # --- what the server remembers
 
 

@@ -95,7 +95,7 @@ def test_uploads_are_tensors_of_their_own(engine):
 
 
 class Momenta(Unaugmented):
-    """Uploads the momentum of a parameter; the slots engine keeps it in one place for all clients."""
+    """Uploads the momentum of a parameter; a seat with replay keeps it in one place for all clients."""
 
     def make_upload(self, client):
         upload = super().make_upload(client)

@@ -16,7 +16,7 @@ from benchmark.federation.metrics import (
     pseudo_label_shares,
     scores,
 )
-from datamodules.common.errors import DataError, RunError
+from datamodules.common.errors import RunError
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -93,17 +93,15 @@ def test_one_class_has_no_auc():
 
 
 @pytest.mark.parametrize(
-    ("probs", "labels", "error", "message"),
+    ("probs", "message"),
     [
-        (torch.rand(3, 2), torch.tensor([0, 1]), DataError, r"\[3, 2\] and labels \[2\]"),
-        (torch.rand(0, 2), torch.zeros(0, dtype=torch.int64), DataError, "N > 0"),
-        (torch.tensor([[0.5, torch.nan]]), torch.tensor([0]), RunError, "is not finite: the model has diverged"),
-        (torch.tensor([[-3.0, 4.0]]), torch.tensor([0]), RunError, "-3.0 to 4.0"),
+        (torch.tensor([[0.5, torch.nan]]), "is not finite: the model has diverged"),
+        (torch.tensor([[-3.0, 4.0]]), "-3.0 to 4.0"),
     ],
 )
-def test_bad_input_is_one_clear_error(probs, labels, error, message):
-    with pytest.raises(error, match=message):
-        classification_metrics(probs, labels)
+def test_what_is_no_probability_is_one_clear_error(probs, message):
+    with pytest.raises(RunError, match=message):
+        classification_metrics(probs, torch.tensor([0]))
 
 
 def test_the_confusion_matrix_has_true_classes_as_lines():

@@ -68,35 +68,11 @@ def test_every_form_of_schedulers(form: Any, rates: list[float], slots: int | No
     assert list(seen.values()) == [pytest.approx(rates)] * 6
 
 
-def test_schedulers_give_the_same_in_both_engines() -> None:
-    """Rates are read by recorded steps, too."""
-    cls = returning(lambda o: {"optimizer": o, "lr_scheduler": by_step(o)})
-    assert same_server(trained(cls, batch_size=32, slots=2, replay=True), trained(cls, batch_size=32))
-
-
 def test_a_scheduler_that_waits_for_a_metric_is_refused() -> None:
     """No metric is measured while a client trains."""
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
     with pytest.raises(RunError, match=r"ReduceLROnPlateau, which waits for a metric"):
         trained(returning(lambda o: {"optimizer": o, "lr_scheduler": {"scheduler": plateau(o), "monitor": "loss"}}))
-
-
-@pytest.mark.parametrize("given", [{"interval": "batch"}, {"scheduler": None}])
-def test_a_scheduler_that_would_never_move_is_refused(given: dict[str, Any]) -> None:
-    """A word that Lightning does not know, and a dict without a scheduler."""
-
-    def described(optimizer: Any) -> dict[str, Any]:
-        made = {**by_step(optimizer), **given}
-        return {name: value for name, value in made.items() if value is not None}
-
-    with pytest.raises(RunError, match=r"round 0: MisconfigurationException: .*lr scheduler dict must"):
-        trained(returning(lambda o: {"optimizer": o, "lr_scheduler": described(o)}))
-
-
-def test_something_else_than_an_optimiser_is_refused() -> None:
-    """The error names the forms."""
-    with pytest.raises(RunError, match=r"Unknown configuration for model optimizers"):
-        trained(returning(lambda o: [3]))
 
 
 def test_several_optimisers_need_manual_optimisation() -> None:

@@ -96,24 +96,6 @@ def test_a_visit_depends_only_on_what_it_is_given():
     assert all(torch.equal(v, after.tensors[k]) for k, v in alone.tensors.items())
 
 
-class Modes(Unaugmented):
-    def note(self):
-        self.modes.append((self.training, torch.is_grad_enabled()))
-
-    def local_work(self, client):
-        self.modes = []
-        self.note()
-        self.eval()
-        return super().local_work(client)
-
-    def on_train_start(self):
-        self.note()
-
-    def training_step(self, batch, batch_idx):
-        self.note()
-        return super().training_step(batch, batch_idx)
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -136,14 +118,6 @@ def test_what_clients_keep_is_foretold(name, options):
         every = [*state.tensors.values(), *kept]
         assert foretold == sum(t.numel() * t.element_size() for t in every)
     assert run.clients
-
-
-def test_modes():
-    """All hooks find training mode and gradients, whatever mode the preparation, or another visit, has left."""
-    run = few_federation(Modes, clients=6)
-    run.method.eval()
-    visited(run, run.visits(0)[0])
-    assert run.method.modes == [(True, True)] * 3
 
 
 class PartlyFrozen(Unaugmented):

@@ -13,7 +13,6 @@ from federations import (
     Unaugmented,
     few_data,
     few_federation,
-    make_federation,
     make_method,
     plain_fabric,
     run_rows,
@@ -65,16 +64,6 @@ def test_a_shared_optimiser_goes_from_visit_to_visit():
             left[client] = {name: value.clone() for name, value in model.state_dict().items()}
         model.load_state_dict(weighted_mean([left[0], left[1]], [data.client(k).size for k in (0, 1)]))
     assert all(torch.equal(value, run.server[f"model.{name}"]) for name, value in model.state_dict().items())
-
-
-def test_slots_hand_the_shared_optimiser_on():
-    """Clients of unequal sizes, of which each would prefer a slot of its own."""
-    sizes = {"partition": "dirichlet", "beta": 0.5}
-    runs = [make_federation(HandsOn, few_data(4, **sizes), ROUNDS, slots=slots) for slots in (None, 3)]
-    assert len({visit.size for visit in runs[0].visits(0)}) > 1
-    rows = [run_rows(run) for run in runs]
-    assert rows[0] == rows[1]
-    assert same_tensors(runs[0].server, runs[1].server)
 
 
 def test_an_interrupted_run_takes_up_the_shared_optimiser(tmp_path):

@@ -1,4 +1,4 @@
-"""The slots engine: what hooks and schedules do between steps reaches replayed steps, too."""
+"""Several seats with replay: what hooks and schedules do between steps reaches replayed steps, too."""
 
 from typing import Any
 
