@@ -14,6 +14,7 @@ from lightning.fabric.loggers.csv_logs import CSVLogger
 
 from benchmark.config import Run, differences
 from benchmark.federation import checkpoint
+from benchmark.federation.checkpoint import num_bytes
 from benchmark.federation.checkpoint_files import REMEDY, save_plain
 from benchmark.federation.collectives import from_first, on_first, wait_for_all
 from benchmark.federation.loop import Federation
@@ -29,6 +30,7 @@ from datamodules.common.errors import BenchError, ConfigError, DataError, RunErr
 from datamodules.partition.partition import stored_hash
 
 MESSAGE_BYTES = 1 << 28
+KEPT_BYTES = 50_000_000  # of the state of a complete run
 
 
 class Recorder:
@@ -79,7 +81,11 @@ class Recorder:
             self.say(f"the last rounds could not be saved: {error}")
 
     def finish(self, federation: Federation) -> None:
-        """Write the weights and the complete record, which make the checkpoint superfluous."""
+        """Write the weights and the complete record.
+
+        The state of the last round stays as a checkpoint where a run of more rounds could go on from it: it is small,
+        and nothing has asked for the number of rounds.
+        """
         if taken := federation.engine.counts():
             ways = ", ".join(f"{count:,} {way}" for way, count in taken.items())
             self.say(f"steps of clients in slots, in this process: {ways}")
@@ -90,6 +96,9 @@ class Recorder:
         record = self.files.finish(federation.averaged, None if confusion is None else confusion.tolist())
         self.mirror.record(record, federation.data.class_names)
         checkpoint.remove(self.files.path / CHECKPOINT)
+        state = {**federation.state_dict(), "rows": self.files.rows_digest, "origin": self.files.origin}
+        if not (federation.asked_rounds or federation.average_last) and num_bytes(state) <= KEPT_BYTES:
+            checkpoint.save(self.files.path / CHECKPOINT, state)
 
     def fail(self, error: Exception, run: Run) -> None:
         """Record an error. Bad input that is refused before the run begins leaves no record."""
@@ -141,7 +150,6 @@ def is_complete(run: Run) -> bool:
         if by_other_revision(run, record):
             raise ConfigError(other)
         warnings.warn(other, stacklevel=2)
-    checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
     discard_states(path)
     return True
 
