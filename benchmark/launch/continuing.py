@@ -10,7 +10,7 @@ from benchmark.files import finite, write_atomic
 from benchmark.runs.code_identity import by_other_code
 from benchmark.runs.folder import RunFolder, digest_of, line_of
 from benchmark.runs.records import READINGS, Record, read_rows
-from benchmark.runs.states import CHECKPOINT, look, other_data
+from benchmark.runs.states import CHECKPOINT, LAST_STATE, look, other_data
 
 FREE = {"rounds", "scale"}  # what may differ: the second is a label
 
@@ -24,7 +24,7 @@ def go_on(run: Run, files: RunFolder) -> None:
     if (run.folder / "record.json").exists():
         return
     shorter = _shorter(run)
-    kept = [path for path in shorter if (path / CHECKPOINT).exists()]
+    kept = [path for path in shorter if (path / LAST_STATE).exists()]
     if not kept:
         for path in list(shorter)[-1:]:
             told = [f"{name}={v}" for name, v in run.config.method.init_args.items() if "schedule" in name]
@@ -52,7 +52,7 @@ def _copy(source: Path, record: Record, run: Run) -> None:
     """Write rows, checkpoint and, at last, the record. The last row goes if only the end of the run asked for it."""
     path, done = run.folder, record["rounds"]["total"]
     rows = [row for row in read_rows(source) if (row["round"] + 1) % run.config.eval_every == 0]
-    state = checkpoint.load(source / CHECKPOINT)
+    state = checkpoint.load(source / LAST_STATE)
     assert state is not None
     origin = {**state["origin"], "run_id": run.id}
     checkpoint.save(path / CHECKPOINT, {**state, "rows": digest_of(rows), "origin": origin})

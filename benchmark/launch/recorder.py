@@ -25,7 +25,7 @@ from benchmark.runs.exported import WEIGHTS
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.loggers import Mirror, mirror_run
 from benchmark.runs.records import code_versions, revisions
-from benchmark.runs.states import CHECKPOINT, other_data
+from benchmark.runs.states import CHECKPOINT, LAST_STATE, other_data
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError, Stopped
 from datamodules.partition.partition import stored_hash
 
@@ -83,8 +83,8 @@ class Recorder:
     def finish(self, federation: Federation) -> None:
         """Write the weights and the complete record.
 
-        The state of the last round stays as a checkpoint where a run of more rounds could go on from it: it is small,
-        and nothing has asked for the number of rounds.
+        The state of the last round is kept where a run of more rounds could go on from it: it is small, and nothing
+        has asked for the number of rounds.
         """
         if taken := federation.engine.counts():
             ways = ", ".join(f"{count:,} {way}" for way, count in taken.items())
@@ -92,13 +92,13 @@ class Recorder:
         weights = {name: value.cpu() for name, value in federation.server.items()}
         self.files.check_claim()
         save_plain(self.files.path / WEIGHTS, weights)
+        state = {**federation.state_dict(), "origin": self.files.origin}
+        if not (federation.asked_rounds or federation.average_last) and num_bytes(state) <= KEPT_BYTES:
+            checkpoint.save(self.files.path / LAST_STATE, state)
         self.state, confusion = None, federation.confusion
         record = self.files.finish(federation.averaged, None if confusion is None else confusion.tolist())
         self.mirror.record(record, federation.data.class_names)
         checkpoint.remove(self.files.path / CHECKPOINT)
-        state = {**federation.state_dict(), "rows": self.files.rows_digest, "origin": self.files.origin}
-        if not (federation.asked_rounds or federation.average_last) and num_bytes(state) <= KEPT_BYTES:
-            checkpoint.save(self.files.path / CHECKPOINT, state)
 
     def fail(self, error: Exception, run: Run) -> None:
         """Record an error. Bad input that is refused before the run begins leaves no record."""
@@ -150,6 +150,7 @@ def is_complete(run: Run) -> bool:
         if by_other_revision(run, record):
             raise ConfigError(other)
         warnings.warn(other, stacklevel=2)
+    checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
     discard_states(path)
     return True
 
