@@ -15,7 +15,7 @@ from lightning.fabric.loggers.csv_logs import CSVLogger
 from benchmark.config import Run, differences
 from benchmark.federation import checkpoint
 from benchmark.federation.checkpoint import num_bytes
-from benchmark.federation.checkpoint_files import REMEDY, save_plain
+from benchmark.federation.checkpoint_files import REMEDY, OnDisk, save_plain
 from benchmark.federation.collectives import from_first, on_first, wait_for_all
 from benchmark.federation.loop import Federation
 from benchmark.federation.store import discard_states
@@ -93,7 +93,8 @@ class Recorder:
         self.files.check_claim()
         save_plain(self.files.path / WEIGHTS, weights)
         state = {**federation.state_dict(), "origin": self.files.origin}
-        if not (federation.asked_rounds or federation.average_last) and num_bytes(state) <= KEPT_BYTES:
+        large = num_bytes(state) > KEPT_BYTES or any(isinstance(one, OnDisk) for one in state["clients"].values())
+        if not (federation.asked_rounds or federation.average_last or large):
             checkpoint.save(self.files.path / LAST_STATE, state)
         self.state, confusion = None, federation.confusion
         record = self.files.finish(federation.averaged, None if confusion is None else confusion.tolist())

@@ -24,7 +24,13 @@ def test_a_run_of_more_rounds_goes_on_from_a_complete_one_and_ends_bit_for_bit_a
 
 
 def test_a_schedule_over_the_rounds_starts_over_and_is_named(tmp_path, capsys):
-    semifl = {**PERSONAL, "method": "semifl", "data__scenario": "server", "data__num_labels": 50, "data__pipeline": "randaugment_uniform"}
+    semifl = {
+        **PERSONAL,
+        "method": "semifl",
+        "data__scenario": "server",
+        "data__num_labels": 50,
+        "data__pipeline": "randaugment_uniform",
+    }
     del semifl["method.warmup_rounds"]
     for schedule in ("cosine", "constant"):
         options = {**semifl, "method__lr_schedule": schedule, "method__local_epochs": 1, "eval_every": 1}
