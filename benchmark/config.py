@@ -178,7 +178,7 @@ class Run:
         return cls(run_id(resolved), resolved, cells)
 
     def replace(self, **changes: Any) -> "Run":
-        """The run with another ``seed``, ``scale``, ``precision`` or ``runtime``, none of which needs resolving."""
+        """The run with another ``seed``, ``scale``, ``precision``, ``rounds`` or ``runtime``: none needs resolving."""
         config = replace(self.config, **changes)
         return Run(self.id if set(changes) == {"runtime"} else run_id(config), config, self.cells)
 

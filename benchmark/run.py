@@ -19,7 +19,8 @@ from torch.multiprocessing.spawn import ProcessException
 from benchmark.config import Run, Runtime
 from benchmark.federation.assembly import check_values, make_data
 from benchmark.federation.scaling import fabric_precision
-from benchmark.launch.launchers import slurm_tasks, torchrun
+from benchmark.launch.continuing import go_on
+from benchmark.launch.launchers import is_one_of_several, slurm_tasks, torchrun
 from benchmark.launch.placement import placed
 from benchmark.launch.process import enough_queues
 from benchmark.launch.recorder import is_complete
@@ -84,6 +85,8 @@ def _fit(run: Run) -> Path:
     path = run.folder
     if is_complete(run):
         return path
+    if not is_one_of_several():
+        go_on(run, RunFolder(path))
     run, spawned = _launchable(run)
     fabric = _fabric(run, spawned)
     if spawned and run.config.runtime.accelerator == "cpu":  # fail early if data are missing

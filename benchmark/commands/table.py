@@ -49,6 +49,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         help=f"{', '.join(PRECISIONS)}, in place of the suite's: makes separate runs, and tables named after it",
     )
     parser.add_argument(
+        "--rounds", type=int | None, help="in place of the suite's: makes separate runs, and tables named after it"
+    )
+    parser.add_argument(
         "--overwrite",
         action="store_true",
         help="delete what earlier runs have left of all that is asked for, and run it",
@@ -77,10 +80,11 @@ def run(options: Namespace) -> int:
     runtime = runtime_of(options)
     results = Path(runtime.results_dir)
     suite = load(options.paper)
-    named = f"{options.scale}-{options.precision}" if options.precision else str(options.scale)
+    rounds = f"{options.rounds}_rounds" if options.rounds is not None else ""
+    named = "-".join(filter(None, [options.scale, options.precision, rounds]))
     name = f"{suite.paper}-{named}"
     own, asked = suite.scale(options.scale)["seeds"], numbers(options.seeds, "--seeds")
-    plan = suite.plan(options.scale, [*own, *asked], runtime, options.precision)
+    plan = suite.plan(options.scale, [*own, *asked], runtime, precision=options.precision, rounds=options.rounds)
     wished = listed(options.tables, "--tables")
     methods = listed(options.methods, "--methods", suite.spec["labels"])
     only = listed(options.only, "--only", suite.names())

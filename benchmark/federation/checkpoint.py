@@ -69,7 +69,7 @@ class Checkpoint:
     def changed_bytes(self, state: Mapping[str, Any]) -> int:
         """Bytes of the tensors that a save would write."""
         own = [value for key, value in _entries(state) if not self._is_saved(key, _marks(value))]
-        return _num_bytes(_rest(state)) + _num_bytes(own)
+        return num_bytes(_rest(state)) + num_bytes(own)
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Write what has changed since the last save; the previous checkpoint is kept as the predecessor.
@@ -191,7 +191,7 @@ def divided(state: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = [{**_rest(state), **{part: {} for part in PER_CLIENT if part in state}}]
     room = 0
     for (part, client), value in _entries(state):
-        size = _num_bytes(value)
+        size = num_bytes(value)
         if size > room or len(parts) == 1:
             parts.append({})
             room = most
@@ -265,7 +265,7 @@ def _rest(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in state.items() if key not in PER_CLIENT}
 
 
-def _num_bytes(value: Any) -> int:
+def num_bytes(value: Any) -> int:
     """Bytes of the tensors of a value."""
     return sum(tensor.nbytes for tensor in tensors_in(value))
 

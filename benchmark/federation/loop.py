@@ -31,6 +31,7 @@ from datamodules.common.errors import NOT_FINITE, RunError
 from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
 from methods.base import FedMethod, Upload, Visit
+from methods.parts.visits import rounds_were_asked
 
 CLIENTS_PER_MESSAGE = 4  # of each process, whose states are sent in one message
 
@@ -115,11 +116,18 @@ class Federation:
         self.averaged: dict[str, Any] | None = None
         self.confusion: Tensor | None = None
         self.bytes_up = self.bytes_down = self.steps = self.skipped = 0
+        self.asked_before = False
+        rounds_were_asked(reset=True)
 
     @property
     def client_state_bytes(self) -> int:
         """Bytes that all clients together may keep between visits."""
         return self.engine.kept_bytes() * self.data.num_clients
+
+    @property
+    def asked_rounds(self) -> bool:
+        """Whether the training has asked for the number of rounds, so that more of them would be another run."""
+        return self.asked_before or rounds_were_asked()
 
     @cached_property
     def class_counts(self) -> Tensor:
@@ -403,6 +411,7 @@ class Federation:
             "bytes": (self.bytes_up, self.bytes_down),
             "steps": self.steps,
             "skipped": self.skipped,
+            "asked_rounds": self.asked_rounds,
             "summed": self.summed,
         }
 
@@ -421,6 +430,7 @@ class Federation:
         self.server_state = None if optimizers is None else ClientState({}, to_device(optimizers, device))
         self.bytes_up, self.bytes_down = state["bytes"]
         self.steps, self.skipped = state.get("steps", 0), state.get("skipped", 0)
+        self.asked_before = state.get("asked_rounds", True)
         self.summed = to_device(state.get("summed", {}), device)
         self.become_server()
 

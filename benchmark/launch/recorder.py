@@ -14,7 +14,8 @@ from lightning.fabric.loggers.csv_logs import CSVLogger
 
 from benchmark.config import Run, differences
 from benchmark.federation import checkpoint
-from benchmark.federation.checkpoint_files import REMEDY, save_plain
+from benchmark.federation.checkpoint import num_bytes
+from benchmark.federation.checkpoint_files import REMEDY, OnDisk, save_plain
 from benchmark.federation.collectives import from_first, on_first, wait_for_all
 from benchmark.federation.loop import Federation
 from benchmark.federation.store import discard_states
@@ -24,11 +25,12 @@ from benchmark.runs.exported import WEIGHTS
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.loggers import Mirror, mirror_run
 from benchmark.runs.records import code_versions, revisions
-from benchmark.runs.states import CHECKPOINT, other_data
+from benchmark.runs.states import CHECKPOINT, LAST_STATE, other_data
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError, Stopped
 from datamodules.partition.partition import stored_hash
 
 MESSAGE_BYTES = 1 << 28
+KEPT_BYTES = 50_000_000  # of the state of a complete run
 
 
 class Recorder:
@@ -79,7 +81,11 @@ class Recorder:
             self.say(f"the last rounds could not be saved: {error}")
 
     def finish(self, federation: Federation) -> None:
-        """Write the weights and the complete record, which make the checkpoint superfluous."""
+        """Write the weights and the complete record.
+
+        The state of the last round is kept where a run of more rounds could go on from it: it is small, and nothing
+        has asked for the number of rounds.
+        """
         if taken := federation.engine.counts():
             ways = ", ".join(f"{count:,} {way}" for way, count in taken.items())
             self.say(f"steps of clients in slots, in this process: {ways}")
@@ -87,6 +93,10 @@ class Recorder:
         weights = {name: value.cpu() for name, value in held.items()}
         self.files.check_claim()
         save_plain(self.files.path / WEIGHTS, weights)
+        state = {**federation.state_dict(), "origin": self.files.origin}
+        large = num_bytes(state) > KEPT_BYTES or any(isinstance(one, OnDisk) for one in state["clients"].values())
+        if not (federation.asked_rounds or federation.average_last or large):
+            checkpoint.save(self.files.path / LAST_STATE, state)
         self.state, confusion = None, federation.confusion
         record = self.files.finish(federation.averaged, None if confusion is None else confusion.tolist())
         self.mirror.record(record, federation.data.class_names)

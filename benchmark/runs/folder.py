@@ -185,7 +185,7 @@ class RunFolder:
             raise RunError(f"{self.path}: round {row['round']} after {self._last}; rewind before resuming")
         self.check_claim()
         path = self.path / "metrics.jsonl"
-        line = _line(row)
+        line = line_of(row)
         with named(path), open(path, "a", encoding="utf-8", opener=regular) as file:
             file.write(line)
             file.flush()
@@ -212,7 +212,7 @@ class RunFolder:
                 f"{self.path}: the run was at round {next_round}, but metrics.jsonl has no row of round {lost[0]}; "
                 "restore the file, or delete the folder to start over"
             )
-        if rows_digest is not None and _digest_of(before) != rows_digest:
+        if rows_digest is not None and digest_of(before) != rows_digest:
             raise RunError(
                 f"{self.path / 'metrics.jsonl'}: the rows before round {next_round} differ from those written when the "
                 "checkpoint was saved; restore the file, or delete the folder to start over"
@@ -226,7 +226,7 @@ class RunFolder:
     def _keep(self, next_round: int) -> None:
         """Remove rows from ``next_round`` on, and a last line torn by a kill."""
         kept = [row for row in self.rows() if row["round"] < next_round]
-        lines = "".join(map(_line, kept))
+        lines = "".join(map(line_of, kept))
         self.check_claim()
         write_atomic(self.path / "metrics.jsonl", lines)
         self._rows = hashlib.sha256(lines.encode())
@@ -274,7 +274,7 @@ class RunFolder:
             RunError: the last round has not been evaluated, or the rows are not those that the run wrote.
         """
         rows, total = self.rows(), self._record["rounds"]["total"]
-        if _digest_of(rows) != self.rows_digest:
+        if digest_of(rows) != self.rows_digest:
             raise RunError(
                 f"{self.path / 'metrics.jsonl'}: the rows are not those that the run wrote; restore the file, or "
                 "delete the folder to start over"
@@ -370,12 +370,13 @@ def _runtime(run: Run) -> dict[str, Any]:
     return {k: v for k, v in asdict(run.config.runtime).items() if not (k.endswith("_dir") or k.startswith("wandb_"))}
 
 
-def _digest_of(rows: Sequence[Row]) -> str:
+def digest_of(rows: Sequence[Row]) -> str:
     """``RunFolder.rows_digest`` for rows read from disk."""
-    return hashlib.sha256("".join(map(_line, rows)).encode()).hexdigest()
+    return hashlib.sha256("".join(map(line_of, rows)).encode()).hexdigest()
 
 
-def _line(row: Mapping[str, Any]) -> str:
+def line_of(row: Mapping[str, Any]) -> str:
+    """A row as a line of ``metrics.jsonl``."""
     return json.dumps(finite(dict(row)), allow_nan=False) + "\n"
 
 

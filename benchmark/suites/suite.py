@@ -259,7 +259,7 @@ class Suite:
         scale: str,
         seeds: Collection[int] | None = None,
         runtime: Runtime | None = None,
-        precision: str | None = None,
+        **changes: Any,
     ) -> Plan:
         """All runs of the suite at a scale, each of them once.
 
@@ -267,15 +267,14 @@ class Suite:
             scale: name of the scale.
             seeds: instead of those of the scale.
             runtime: where and how to run.
-            precision: instead of that of the suite.
+            changes: ``precision`` and ``rounds`` instead of those of the suite; ``None`` keeps these.
 
         Raises:
-            ConfigError: a row cannot be run, or a file beside the suite is damaged.
+            ConfigError: a row cannot be run, a value is out of range, or a file beside the suite is damaged.
         """
         self.admitted.own(scale)  # so that it is not found damaged when the runs are over
         seeds = tuple(dict.fromkeys(seeds or self.scale(scale)["seeds"]))
-        changes = {"runtime": runtime, "precision": precision}
-        given = {name: value for name, value in changes.items() if value is not None}
+        given = {name: value for name, value in {"runtime": runtime, **changes}.items() if value is not None}
         plan = Plan(scale, {}, {}, seeds)
         for row in self.matching([], scale):
             made = self.runs(row, scale, seeds, **given)

@@ -35,7 +35,7 @@ class Visit:
     labelled: bool = True
     size: int = 0
     first: bool = True
-    rounds: int = 1
+    rounds: int = field(default=1, compare=False, repr=False)
 
     @property
     def at_server(self) -> bool:
@@ -46,6 +46,31 @@ class Visit:
     def before_first_round(self) -> bool:
         """Whether this is the server's visit before the first round."""
         return self.at_server and self.repeat > 0
+
+
+class _Rounds:
+    """The field ``rounds`` of a visit, which notes whether anything has ever read it."""
+
+    asked = False
+
+    def __get__(self, visit: Visit | None, owner: type) -> int:
+        if visit is None:
+            return 1
+        type(self).asked = True
+        return int(vars(visit)["rounds"])
+
+    def __set__(self, visit: Visit, value: int) -> None:
+        vars(visit)["rounds"] = value
+
+
+Visit.rounds = _Rounds()  # type: ignore[assignment]
+
+
+def rounds_were_asked(reset: bool = False) -> bool:
+    """Whether a method has read ``Visit.rounds`` since the last ``reset``: its training depends on their number."""
+    asked = _Rounds.asked
+    _Rounds.asked = asked and not reset
+    return asked
 
 
 @dataclass

@@ -49,7 +49,7 @@ def test_further_seeds_stand_beside_the_suites_own(here, fitted):
     assert "seeds: 1, 2;" in (here / "results/tables/toy-quick.md").read_text()
 
 
-def test_a_table_in_another_precision_has_runs_and_files_of_its_own(here, fitted):
+def test_a_table_in_another_precision_or_of_other_rounds_has_runs_and_files_of_its_own(here, fitted):
     assert table("--seeds", "1") == 0
     before = (here / "results/tables/toy-quick.md").read_text()
     assert table("--seeds", "1", "--precision", "64-true", "--threads", "3") == 0
@@ -57,6 +57,10 @@ def test_a_table_in_another_precision_has_runs_and_files_of_its_own(here, fitted
     assert fitted[-1].config.runtime.threads == 3
     assert (here / "results/tables/toy-quick.md").read_text() == before
     assert "precision: 64-true" in (here / "results/tables/toy-quick-64-true.md").read_text()
+    assert table("--seeds", "1", "--rounds", "7") == 0
+    assert [one.config.rounds for one in fitted[4:]] == [7, 7]
+    assert "rounds: 7" in (here / "results/tables/toy-quick-7_rounds.md").read_text()
+    assert table("--seeds", "1", "--rounds", "0") == 2
 
 
 def test_tables_are_mirrored_where_they_changed_or_where_it_is_asked_for(here, fitted, monkeypatch):

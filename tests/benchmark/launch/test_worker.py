@@ -132,7 +132,7 @@ def test_a_run_that_another_process_completes_meanwhile_is_left_alone(tmp_path, 
     launch, done = run.Fabric.launch, {}
 
     def files(path):
-        kept = [file for file in path.iterdir() if file.name != "run.lock"]
+        kept = [file for file in path.rglob("*") if file.is_file() and file.name != "run.lock"]
         return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in kept}
 
     def late(self, *args):

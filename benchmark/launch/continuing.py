@@ -1,0 +1,64 @@
+"""A run of more rounds goes on where a complete run of fewer rounds, of the otherwise same configuration, has ended."""
+
+import json
+import sys
+from pathlib import Path
+
+from benchmark.config import Run, differences, identity
+from benchmark.federation import checkpoint
+from benchmark.files import finite, write_atomic
+from benchmark.runs.code_identity import by_other_code
+from benchmark.runs.folder import RunFolder, digest_of, line_of
+from benchmark.runs.records import READINGS, Record, read_rows
+from benchmark.runs.states import CHECKPOINT, LAST_STATE, look, other_data
+
+FREE = {"rounds", "scale"}  # what may differ: the second is a label
+
+
+def go_on(run: Run, files: RunFolder) -> None:
+    """Make the folder of a new run that of one interrupted after the last round of a shorter one, if there is such.
+
+    The longest one counts. It has kept its state only where its training never asked for the number of rounds
+    (``Visit.rounds``), so both runs would have trained alike up to there. It stays as it is.
+    """
+    if (run.folder / "record.json").exists():
+        return
+    shorter = _shorter(run)
+    kept = [path for path in shorter if (path / LAST_STATE).exists()]
+    if not kept:
+        for path in list(shorter)[-1:]:
+            told = [f"{name}={v}" for name, v in run.config.method.init_args.items() if "schedule" in name]
+            why = f"a schedule depends on the number of rounds ({', '.join(told) or 'by Visit.rounds'}), or it is large"
+            print(f"{run.folder}: starts at its first round: {path} has not kept its state; {why}", file=sys.stderr)
+        return
+    with files.lock():
+        _copy(kept[-1], shorter[kept[-1]], run)
+    print(f"{run.folder}: goes on from the last round of {kept[-1]}", file=sys.stderr)
+
+
+def _shorter(run: Run) -> dict[Path, Record]:
+    """Folders and records of complete runs that differ in the number of rounds alone, shortest first."""
+    config, found = run.config, {}
+    for path in run.folder.parent.glob(f"{run.folder.name.removesuffix(run.id)}*"):
+        record = look(path).record
+        if record and record["rounds"]["total"] < config.rounds and not config.average_last:
+            other = {phrase.partition(":")[0] for phrase in differences(record["config"], config)} - FREE
+            if not (other or by_other_code(run, record) or other_data(config, record)):
+                found[path] = record
+    return dict(sorted(found.items(), key=lambda pair: pair[1]["rounds"]["total"]))
+
+
+def _copy(source: Path, record: Record, run: Run) -> None:
+    """Write rows, checkpoint and, at last, the record. The last row goes if only the end of the run asked for it."""
+    path, done = run.folder, record["rounds"]["total"]
+    rows = [row for row in read_rows(source) if (row["round"] + 1) % run.config.eval_every == 0]
+    state = checkpoint.load(source / LAST_STATE)
+    assert state is not None
+    origin = {**state["origin"], "run_id": run.id}
+    checkpoint.save(path / CHECKPOINT, {**state, "rows": digest_of(rows), "origin": origin})
+    write_atomic(path / "metrics.jsonl", "".join(map(line_of, rows)))
+    begun = {key: value for key, value in record.items() if key not in ("digest", "confusion", "skipped")}
+    begun |= {"run_id": run.id, "status": "running", "scale": run.config.scale, **dict.fromkeys(READINGS)}
+    begun |= {"config": finite(identity(run.config)), "rounds": {"done": done, "total": run.config.rounds}}
+    begun["timing"] = {**record["timing"], "saved_rounds": done}
+    write_atomic(path / "record.json", json.dumps(begun, indent=1) + "\n")

@@ -1,0 +1,59 @@
+"""More rounds on top of a complete run."""
+
+import pytest
+
+from benchmark.launch import recorder
+from benchmark.run import fit
+from benchmark.runs.records import read_record
+from methods.fed_consist import FedConsist
+from runs import MIXED, assert_same_run, configuration, planted
+
+PERSONAL = {**MIXED, "average_last": 0, "eval_every": 3}  # momentum and a step counter stay with each client
+
+
+def test_a_run_of_more_rounds_goes_on_from_a_complete_one_and_ends_bit_for_bit_as_from_scratch(tmp_path, capsys):
+    shorter = fit(configuration(tmp_path / "here", **{**PERSONAL, "rounds": 4}))
+    before = {file: file.read_bytes() for file in shorter.rglob("*") if file.is_file()}
+    longer = fit(configuration(tmp_path / "here", **{**PERSONAL, "rounds": 8}))
+    told = capsys.readouterr().err
+    assert f"goes on from the last round of {shorter}" in told and "continues from round 5 of 8" in told
+    assert_same_run(longer, fit(configuration(tmp_path / "there", **{**PERSONAL, "rounds": 8})))
+    assert {file: file.read_bytes() for file in shorter.rglob("*") if file.is_file()} == before
+    fit(configuration(tmp_path / "here", **{**PERSONAL, "rounds": 4, "seed": 4}))
+    assert "goes on" not in capsys.readouterr().err
+
+
+def test_a_schedule_over_the_rounds_starts_over_and_is_named(tmp_path, capsys):
+    semifl = {
+        **PERSONAL,
+        "method": "semifl",
+        "data__scenario": "server",
+        "data__num_labels": 50,
+        "data__pipeline": "randaugment_uniform",
+    }
+    del semifl["method.warmup_rounds"]
+    for schedule in ("cosine", "constant"):
+        options = {**semifl, "method__lr_schedule": schedule, "method__local_epochs": 1, "eval_every": 1}
+        fit(configuration(tmp_path, **{**options, "rounds": 1}))
+        path = fit(configuration(tmp_path, **{**options, "rounds": 2}))
+        told = capsys.readouterr().err
+        assert ("starts at its first round" in told and "lr_schedule=cosine" in told) == (schedule == "cosine")
+        assert ("goes on from the last round" in told) == (schedule == "constant")
+        assert read_record(path)["rounds"] == {"done": 2, "total": 2}
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_what_a_method_of_ones_own_asks_for_counts(tmp_path, monkeypatch, capsys, reads):
+    def rate(self):
+        return 0.1 / (self.visit.rounds if reads else 1)
+
+    mine = planted(monkeypatch, FedConsist, learning_rate=rate)
+    for rounds in (3, 6):
+        fit(configuration(tmp_path, **{**PERSONAL, "method": mine, "rounds": rounds}))
+    assert ("goes on" in capsys.readouterr().err) != reads
+
+
+def test_a_large_state_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder, "KEPT_BYTES", 1000)
+    path = fit(configuration(tmp_path, **{**PERSONAL, "rounds": 3}))
+    assert not list(path.glob("last_state*"))
