@@ -260,7 +260,7 @@ def test_the_curves_of_excerpts_are_those_of_the_committed_runs() -> None:
 
 @in_a_checkout
 def test_results_of_your_own_leave_a_checkout_clean() -> None:
-    """Runs, tables of any scale and the documentation's pages are ignored; what was committed stays, without weights."""
+    """Runs, tables of any scale and built pages are ignored; what was committed stays, without weights."""
     files = ["results/tables/rscfed-quick.md", "results/tables/mine-small.csv", "results/tables/.rscfed-paper.json"]
     files += [f"results/runs/mine-svhn-0123456789/{name}" for name in ("record.json", "weights.pt", "metrics.jsonl")]
     files += ["results/tuning/runs/a/record.json", "build/docs/index.html"]
