@@ -23,7 +23,7 @@ from datamodules.common.options import check_switches
 from datamodules.common.precision import check_precision
 from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
-from datamodules.views.batches import Batch, LocalWork, Pass, Stream
+from datamodules.views.batches import Batch, LocalWork, Pass, Stream, streams_of
 from methods.models.backbone import Backbone
 from methods.models.norm import Spread, frozen, serially, static_norms
 from methods.parts.aggregation import num_bytes, weighted_mean
@@ -320,19 +320,7 @@ class FedMethod(L.LightningModule):
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
         """The streams named in ``views`` that the site can feed; labels cycle beside unlabelled data."""
-        size, least, streams = self.hparams.batch_size, self.hparams.min_batch, {}
-        if "unlabelled" in self.views and len(data.unlabelled) >= least:
-            streams["unlabelled"] = Stream(data.unlabelled, size, self.views["unlabelled"], min_batch=least)
-        if "labelled" in self.views and len(data.labelled):
-            streams["labelled"] = Stream(
-                data.labelled,
-                size,
-                self.views["labelled"],
-                {"y": data.labels},
-                cycle="unlabelled" in streams,
-                min_batch=least,
-            )
-        return streams
+        return streams_of(data, self.views, self.hparams.batch_size, self.hparams.min_batch)
 
     def make_upload(self, client: Site) -> Upload | None:
         """What goes back to the server; ``None`` (here: a client without data) leaves it out of the aggregate."""

@@ -233,7 +233,7 @@ def test_the_readme_says_what_the_board_resolves() -> None:
 
 @in_a_checkout
 def test_results_of_your_own_leave_a_checkout_clean() -> None:
-    """Runs, tables and built pages are ignored; what was committed stays, without weights."""
+    """Runs, tables of any scale and built pages are ignored; what was committed stays, without weights."""
     files = ["results/tables/rscfed-quick.md", "results/tables/mine-small.csv", "results/tables/.rscfed-paper.json"]
     files += [f"results/runs/mine-svhn-0123456789/{name}" for name in ("record.json", "weights.pt", "metrics.jsonl")]
     files += ["results/tuning/runs/a/record.json", "build/docs/index.html"]

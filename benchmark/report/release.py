@@ -46,20 +46,14 @@ COLUMNS = {
 }
 """Type and meaning of the columns. Behind them come the metrics, numbers as in ``metrics.jsonl``."""
 ABOUT = "Results of federated semi-supervised learning: methods by data sets, seeds, readings and rounds"
+OWN_TERMS = ("column", "extract", "field", "fileObject", "key", "recordSet", "source")
 CROISSANT = {
     "@vocab": "https://schema.org/",
     "sc": "https://schema.org/",
     "cr": "http://mlcommons.org/croissant/",
-    "dct": "http://purl.org/dc/terms/",
-    "column": "cr:column",
-    "conformsTo": "dct:conformsTo",
+    "conformsTo": "http://purl.org/dc/terms/conformsTo",
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
-    "extract": "cr:extract",
-    "field": "cr:field",
-    "fileObject": "cr:fileObject",
-    "key": "cr:key",
-    "recordSet": "cr:recordSet",
-    "source": "cr:source",
+    **{term: f"cr:{term}" for term in OWN_TERMS},
 }
 
 
@@ -105,12 +99,9 @@ def read_exported(file: Path) -> pd.DataFrame:
     """Read what ``export`` has written, from either file, with the same types.
 
     Raises:
-        ConfigError: the file is something else.
+        ConfigError: it has other columns.
     """
-    try:
-        frame = pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file, dtype="string")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: not a table that `records --export` wrote: {error}") from None
+    frame = pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file, dtype="string")
     if list(frame)[: len(COLUMNS)] != list(COLUMNS):
         raise ConfigError(f"{file}: not a table that `records --export` wrote; its columns are {', '.join(frame)}")
     return _typed(frame)
@@ -175,42 +166,28 @@ def _described(frame: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
 def card(file: Path, frame: pd.DataFrame) -> str:
     """The data card: the README of a data set at Hugging Face."""
     kinds = {TEXT: "string", COUNT: "int64", NUMBER: "float64"}
-    features = [{"name": name, "dtype": kinds[kind]} for name, kind, _ in _described(frame)]
     head = {
         "license": "apache-2.0",
         "pretty_name": f"Results of fssl-bench {package_version()}",
         "tags": ["federated-learning", "semi-supervised-learning", "benchmark"],
         "configs": [{"config_name": "default", "data_files": file.name}],
-        "dataset_info": {"features": features, "splits": [{"name": "train", "num_examples": len(frame)}]},
+        "dataset_info": {"features": [{"name": name, "dtype": kinds[kind]} for name, kind, _ in _described(frame)]},
     }
     told = pipe_table(["column", "meaning"], [[f"`{name}`", meaning] for name, _, meaning in _described(frame)])
-    runs = frame["run"].nunique()
-    return f"---\n{dump_yaml(head)}---\n\n# {head['pretty_name']}\n\n{ABOUT}. {runs} runs.\n\n{told}\n"
+    return f"---\n{dump_yaml(head)}---\n\n# {head['pretty_name']}\n\n{ABOUT}.\n\n{told}\n"
 
 
 def croissant(file: Path, frame: pd.DataFrame) -> dict[str, Any]:
     """The same in JSON-LD, as Croissant 1.0 describes data sets."""
-    kinds = {TEXT: "sc:Text", COUNT: "sc:Integer", NUMBER: "sc:Float"}
-    files = [
-        {
-            "@type": "cr:FileObject",
-            "@id": one.name,
-            "contentUrl": one.name,
-            "encodingFormat": form,
-            "sha256": hashlib.sha256(one.read_bytes()).hexdigest(),
-        }
-        for one, form in ((file, "application/x-parquet"), (file.with_suffix(".csv"), "text/csv"))
-    ]
-    fields = [
-        {
-            "@type": "cr:Field",
-            "@id": f"results/{name}",
-            "description": meaning,
-            "dataType": kinds[kind],
-            "source": {"fileObject": {"@id": file.name}, "extract": {"column": name}},
-        }
-        for name, kind, meaning in _described(frame)
-    ]
+    kinds, fields, files = {TEXT: "sc:Text", COUNT: "sc:Integer", NUMBER: "sc:Float"}, [], []
+    for one, form in ((file, "application/x-parquet"), (file.with_suffix(".csv"), "text/csv")):
+        digest = hashlib.sha256(one.read_bytes()).hexdigest()
+        about = {"@id": one.name, "contentUrl": one.name, "encodingFormat": form, "sha256": digest}
+        files.append({"@type": "cr:FileObject", **about})
+    for name, kind, meaning in _described(frame):
+        source = {"fileObject": {"@id": file.name}, "extract": {"column": name}}
+        about = {"@id": f"results/{name}", "description": meaning, "dataType": kinds[kind], "source": source}
+        fields.append({"@type": "cr:Field", **about})
     return {
         "@context": CROISSANT,
         "@type": "sc:Dataset",

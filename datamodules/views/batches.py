@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from datamodules.common.errors import ConfigError
+from datamodules.partition.sites import SiteData
 
 Batch = dict[str, dict[str, Tensor]]
 
@@ -71,6 +72,20 @@ class Stream:
     def usable(self) -> bool:
         """Whether a pass has any batch: not for a stream without images, or with fewer than ``min_batch``."""
         return min(len(self), self.batch_size) >= max(self.min_batch, 1)
+
+
+def streams_of(
+    data: SiteData, views: Mapping[str, Mapping[str, str]], batch_size: int, min_batch: int = 1
+) -> dict[str, Stream]:
+    """The streams named in ``views`` that a site can feed; labels cycle beside unlabelled data."""
+    streams = {}
+    if "unlabelled" in views and len(data.unlabelled) >= min_batch:
+        streams["unlabelled"] = Stream(data.unlabelled, batch_size, views["unlabelled"], min_batch=min_batch)
+    if "labelled" in views and len(data.labelled):
+        labels, cycle = {"y": data.labels}, "unlabelled" in streams
+        own = Stream(data.labelled, batch_size, views["labelled"], labels, cycle=cycle, min_batch=min_batch)
+        streams["labelled"] = own
+    return streams
 
 
 @dataclass

@@ -10,10 +10,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from datamodules.common import streams as random_streams
 from datamodules.common.errors import ConfigError
 from datamodules.partition.sites import SiteData
-from datamodules.views.batches import Batch, Stream, epoch
+from datamodules.views.batches import Batch, epoch, streams_of
 
-BATCH, EVAL_BATCH = 64, 256
-"""Images per batch for a module that does not say."""
+BATCH, EVAL_BATCH, VIEWS = 64, 256, {"labelled": {"x": "weak"}}
+"""Batches of a module that does not say what it takes."""
 
 
 def train_loader(data: Any) -> DataLoader[Batch]:
@@ -26,7 +26,10 @@ def train_loader(data: Any) -> DataLoader[Batch]:
     method, sites = _fitted(data), [*data.clients, data.server]
     fields = ("labelled", "labels", "unlabelled", *(("revealed",) if data.server.revealed is not None else ()))
     everything = SiteData(*(torch.cat([getattr(site, field) for site in sites]) for field in fields))
-    streams = method.streams(everything) if hasattr(method, "streams") else _plain_streams(method, everything)
+    if hasattr(method, "streams"):
+        streams = method.streams(everything)
+    else:  # any other module
+        streams = streams_of(everything, getattr(method, "views", VIEWS), method.hparams.get("batch_size", BATCH))
 
     def generator(number: int, purpose: str) -> torch.Generator:
         device = "cpu" if purpose.startswith("order") else data.device
@@ -52,18 +55,6 @@ def test_loader(data: Any) -> DataLoader[Batch]:
             yield {"test": {"x": block(), "y": data.test_labels[number * size : (number + 1) * size]}}
 
     return DataLoader(_Batches(batches), batch_size=None)
-
-
-def _plain_streams(module: Any, data: SiteData) -> dict[str, Stream]:
-    """The streams of a ``LightningModule`` that is no method: labels, and unlabelled images if it has ``views``."""
-    views = getattr(module, "views", {"labelled": {"x": "weak"}})
-    size = module.hparams.get("batch_size", BATCH)
-    found = {}
-    if "unlabelled" in views and len(data.unlabelled):
-        found["unlabelled"] = Stream(data.unlabelled, size, views["unlabelled"])
-    if "labelled" in views and len(data.labelled):
-        found["labelled"] = Stream(data.labelled, size, views["labelled"], {"y": data.labels}, cycle=bool(found))
-    return found
 
 
 def _fitted(data: Any) -> Any:
