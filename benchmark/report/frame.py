@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import READING, Record, code_versions, read_record
+from benchmark.runs.records import READING, Record, code_versions, read_record, read_rows
 from benchmark.suites.places import Place, places, places_of
 from benchmark.suites.plan import Plan, Row
 from benchmark.suites.suite import Suite
@@ -40,6 +40,24 @@ def by_row(frame: pd.DataFrame) -> Values:
     """The values of a long frame, as tables and boards look them up."""
     groups = frame.dropna(subset="value").set_index("seed").groupby(["row", "reading", "metric"], sort=False)
     return {(str(row), str(reading), str(metric)): of["value"] for (row, reading, metric), of in groups}
+
+
+def rounds_of(folder: Path) -> pd.DataFrame:
+    """The evaluated rounds of a run, nested keys joined by dots.
+
+    Added are ``bytes`` (up and down) and ``seconds`` since the first round, where the rows tell. A row has the seconds
+    of its own round; if not every round is evaluated, the rounds before it count the same.
+
+    Raises:
+        RunError: a row is damaged.
+    """
+    frame = pd.json_normalize([dict(row) for row in read_rows(folder)])
+    if {"bytes_up", "bytes_down"} <= {*frame}:
+        frame["bytes"] = frame["bytes_up"] + frame["bytes_down"]
+    if "timing.seconds" in frame:
+        rounds = frame["round"].diff().fillna(frame["round"] + 1)
+        frame["seconds"] = (frame["timing.seconds"] * rounds).cumsum()
+    return frame
 
 
 def export(results: Path, file: Path, suites: Sequence[Suite]) -> int:

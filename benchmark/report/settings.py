@@ -10,12 +10,10 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from benchmark.report.frame import NONE, Values, by_row, long_frame
+from benchmark.report.frame import NONE, Values, by_row, long_frame, rounds_of
 from benchmark.report.statistics import FAILED, LEVEL, SPENT, compare, cost, interval, late_rise
 from benchmark.report.tables import last_rounds
-from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import Record
-from benchmark.runs.records import Row as Evaluated
 from benchmark.suites.plan import Plan, Row, Table
 from benchmark.suites.suite import Suite
 
@@ -229,23 +227,23 @@ def _tested(suite: Suite, scale: str, table: str, dataset: str) -> list[tuple[st
     return found
 
 
-def _done(plan: Plan, row: Row) -> list[tuple[Record, list[Evaluated]]]:
+def _done(plan: Plan, row: Row) -> list[tuple[Record, pd.DataFrame]]:
     """Record and evaluated rounds of a row's complete runs."""
     return [
-        (record, RunFolder(plan.runs[key].folder).rows())
+        (record, rounds_of(plan.runs[key].folder))
         for key in plan.of_row[row.full_name].values()
         if (record := plan.found[key].record) is not None
     ]
 
 
-def _rise(done: Sequence[tuple[Record, Sequence[Evaluated]]]) -> float:
+def _rise(done: Sequence[tuple[Record, pd.DataFrame]]) -> float:
     """Mean over the seeds of what the accuracy rises over the last quarter of the rounds; NaN where no run tells."""
     rises = [late_rise(curve) for _, curve in done]
     told = [rise for rise in rises if not isnan(rise)]
     return fmean(told) if told else nan
 
 
-def _spent(done: Sequence[tuple[Record, Sequence[Evaluated]]], goal: float) -> dict[str, Any]:
+def _spent(done: Sequence[tuple[Record, pd.DataFrame]], goal: float) -> dict[str, Any]:
     """How many of a row's runs reach an accuracy, what these spend until then on average, and what clients keep."""
     costs = [found for record, curve in done if (found := cost(record, curve, goal)) is not None]
     spent = pd.DataFrame(costs, columns=["rounds", *SPENT, "seconds"])
