@@ -110,7 +110,8 @@ def heat_map(
     image = heat.imshow(np.ma.masked_equal(every, 0), aspect="auto", cmap="YlGnBu", norm="symlog")
     if rows <= 26 and columns <= FEW:
         for (row, column), count in np.ndenumerate(every):
-            heat.text(column, row, str(count or ""), ha="center", va="center", fontsize=7)
+            bright = "white" if count > every.max() / 4 else "black"
+            heat.text(column, row, str(count or ""), ha="center", va="center", fontsize=7, color=bright)
     y, known = np.arange(rows), labelled.sum(axis=1)
     bars.barh(y, known, color=LABELLED, label="labelled")
     bars.barh(y, unlabelled.sum(axis=1), left=known, color=UNLABELLED, label="unlabelled")

@@ -46,7 +46,6 @@ class Setting:
             their papers' rates ``untuned`` and ``untuned_ci95``; and ``worst_clients``, ``worst_clients_difference``
             and ``worst_clients_ci95`` where the table has that metric.
         averaged: the rounds of ``last_k_mean``, such as ``10 rounds``.
-        known: all values of the suite's runs.
         admission: what the test of admission has found (``benchmark.board.admit.judged``); empty if it was not made.
     """
 
@@ -58,7 +57,6 @@ class Setting:
     bounds: tuple[str, ...]
     lines: pd.DataFrame
     averaged: str
-    known: Values
     admission: Mapping[str, Any] = field(default_factory=dict)
     controls: Mapping[str, str] = field(default_factory=dict)
 
@@ -163,7 +161,7 @@ def _setting(
     lines["found80"] = _found(lines, scores.shape[1] - len(unranked) - 1)
     keys = [key for row in rows for key in plan.of_row[row.full_name].values()]
     averaged = " or ".join(sorted({last_rounds(plan.runs[key].config) for key in keys}))
-    return Setting(table, dataset, rows, scores, reference, bounds, lines, averaged, known, admission, controls)
+    return Setting(table, dataset, rows, scores, reference, bounds, lines, averaged, admission, controls)
 
 
 def _found(lines: pd.DataFrame, family: int) -> pd.Series:
