@@ -51,7 +51,8 @@ def rounds_of(folder: Path) -> pd.DataFrame:
     Raises:
         RunError: a row is damaged.
     """
-    frame = pd.json_normalize([dict(row) for row in read_rows(folder)])
+    rows = [dict(row) for row in read_rows(folder)]
+    frame = pd.json_normalize(rows) if rows else pd.DataFrame(columns=["round", "acc"])
     if {"bytes_up", "bytes_down"} <= {*frame}:
         frame["bytes"] = frame["bytes_up"] + frame["bytes_down"]
     if "timing.seconds" in frame:
