@@ -14,9 +14,9 @@ from benchmark.board.tune import is_done
 from benchmark.config import Run, Runtime, apply, from_dict
 from benchmark.launch import pool
 from benchmark.launch.progress import Display
+from benchmark.report.frame import rounds_of
 from benchmark.report.statistics import late_rise
 from benchmark.runs.environment import hardware
-from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import READING, Record, code_versions, read_record
 from benchmark.runs.states import state
 from benchmark.suites.plan import Row, Table
@@ -172,4 +172,4 @@ def _difference(upper: Sequence[float], lower: Sequence[float]) -> tuple[float, 
 
 
 def _rise(path: Path) -> float:
-    return late_rise(RunFolder(path).rows())
+    return late_rise(rounds_of(path))

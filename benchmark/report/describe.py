@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from tabulate import tabulate
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 Counts = NDArray[np.int64]
 
-LABELLED, UNLABELLED, ABSENT, INK = "#d1495b", "#9db4c0", "#f3f3f1", "#2b2d33"
+LABELLED, UNLABELLED = "#d1495b", "#9db4c0"
+FEW = 12  # classes that have a column of their own
 
 
 def describe(
@@ -73,25 +75,23 @@ def summary(names: Sequence[str], labelled: Counts, unlabelled: Counts) -> str:
         labelled: images with labels, int ``[clients, classes]``.
         unlabelled: images without labels, same shape.
     """
-    every = labelled + unlabelled
-    few = every.shape[1] <= 12
-    head = ["client", "images", "labelled", "classes"]
-    head += [str(c) for c in range(every.shape[1])] if few else ["smallest class", "median", "largest"]
-    lines = []
-    for name, row, known in zip(names, every, labelled, strict=True):
-        own = row[row > 0] if row.any() else np.zeros(1, dtype=np.int64)
-        counts = row.tolist() if few else [int(own.min()), int(np.median(own)), int(own.max())]
-        lines.append([name, int(row.sum()), int(known.sum()), int((row > 0).sum()), *counts])
-    total = every.sum(axis=0)
-    counts = total.tolist() if few else [int(total.min()), int(np.median(total)), int(total.max())]
-    lines.append(["all", int(total.sum()), int(labelled.sum()), int((total > 0).sum()), *counts])
-    return str(tabulate(lines, head, tablefmt="simple", stralign="right", numalign="right"))
+    every = pd.DataFrame(labelled + unlabelled, index=[*names])
+    known = pd.Series(labelled.sum(axis=1), every.index)
+    every.loc["all"], known["all"] = every.sum(), known.sum()
+    table = pd.DataFrame({"images": every.sum(axis=1), "labelled": known, "classes": (every > 0).sum(axis=1)})
+    if every.shape[1] <= FEW:
+        table = table.join(every)
+    else:
+        own = every.where(every > 0)
+        spread = {"smallest class": own.min(axis=1), "median": own.median(axis=1), "largest": own.max(axis=1)}
+        table = table.assign(**spread).fillna(0).astype(int)
+    return str(tabulate(table.rename_axis("client"), "keys", tablefmt="simple", stralign="right", numalign="right"))
 
 
 def heat_map(
     names: Sequence[str], labelled: Counts, unlabelled: Counts, classes: Sequence[str], title: str
 ) -> "Figure":
-    """Draw images per client and class, with the clients' sizes beside it and labelled clients highlighted.
+    """Draw images per client and class, with the clients' sizes, labelled and unlabelled, beside it.
 
     Args:
         names: names of the clients.
@@ -100,7 +100,6 @@ def heat_map(
         classes: names of the classes.
         title: title of the figure.
     """
-    from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
     every = labelled + unlabelled
@@ -108,70 +107,24 @@ def heat_map(
     width, height = float(np.clip(0.42 * columns, 4.2, 11)), float(np.clip(0.32 * rows, 2.2, 12))
     figure = Figure(figsize=(width + 3.2, height + 1.7), layout="constrained")
     heat, bars = figure.subplots(1, 2, sharey=True, width_ratios=[width, 2.2])
-    shown = np.ma.masked_equal(every, 0)
-    image = heat.imshow(
-        shown, aspect="auto", cmap="YlGnBu", norm=PowerNorm(0.5, 0, max(1, every.max())), interpolation="none"
-    )
-    heat.set_facecolor(ABSENT)
-    if rows <= 26 and columns <= 12:
-        _write_numbers(heat, every)
-    _ticks(heat, names, labelled, classes)
-
-    y = np.arange(rows)
-    bars.barh(y, labelled.sum(1), height=0.78, color=LABELLED, label="labelled")
-    bars.barh(y, unlabelled.sum(1), height=0.78, left=labelled.sum(1), color=UNLABELLED, label="unlabelled")
-    bars.set_xlabel("images", color=INK)
-    bars.legend(
-        loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize=8, handlelength=1,
-        columnspacing=1,
-    )  # fmt: skip
-    bars.tick_params(axis="y", which="both", length=0, labelleft=False)
-    bars.tick_params(axis="x", labelsize=8)
-    bars.set_xlim(0, 1.05 * max(1, every.sum(axis=1).max()))
-    bars.locator_params(axis="x", nbins=4)
-    for side in ("top", "right", "left"):
-        bars.spines[side].set_visible(False)
-    colours = figure.colorbar(image, ax=bars, fraction=0.08, pad=0.06)
-    colours.outline.set_visible(False)
-    colours.ax.tick_params(length=0, labelsize=8)
-    colours.set_label("images per class", fontsize=8)
-    figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left")
+    image = heat.imshow(np.ma.masked_equal(every, 0), aspect="auto", cmap="YlGnBu", norm="symlog")
+    if rows <= 26 and columns <= FEW:
+        for (row, column), count in np.ndenumerate(every):
+            bright = "white" if count > every.max() / 4 else "black"
+            heat.text(column, row, str(count or ""), ha="center", va="center", fontsize=7, color=bright)
+    y, known = np.arange(rows), labelled.sum(axis=1)
+    bars.barh(y, known, color=LABELLED, label="labelled")
+    bars.barh(y, unlabelled.sum(axis=1), left=known, color=UNLABELLED, label="unlabelled")
+    bars.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize=8)
+    bars.set_xlabel("images")
+    marked = y[:: math.ceil(rows / 40)]
+    heat.set_yticks(marked, [names[row] for row in marked], fontsize=8)
+    if columns <= FEW:
+        heat.set_xticks(range(columns), classes, fontsize=8, rotation=35, ha="right")
+    heat.set(xlabel="class", ylabel="client")
+    figure.colorbar(image, ax=bars, fraction=0.08, pad=0.06, label="images per class")
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     return figure
-
-
-def _write_numbers(axes: Any, every: Counts) -> None:
-    bright = 0.45 * every.max()
-    for (row, column), count in np.ndenumerate(every):
-        if count:
-            colour = "white" if count > bright else INK
-            axes.text(column, row, str(count), ha="center", va="center", fontsize=7, color=colour)
-
-
-def _ticks(axes: Any, names: Sequence[str], labelled: Counts, classes: Sequence[str]) -> None:
-    rows, columns = len(names), len(classes)
-    step = math.ceil(rows / 40)
-    marked = [r for r in range(rows) if r % step == 0 or (labelled[r].any() and not labelled.any(axis=1).all())]
-    axes.set_yticks(marked, [names[r] for r in marked], fontsize=8)
-    for tick, row in zip(axes.get_yticklabels(), marked, strict=True):
-        if labelled[row].any():
-            tick.set_color(LABELLED)
-            tick.set_fontweight("bold")
-    if columns <= 12:
-        long = max(map(len, classes)) > 4
-        axes.set_xticks(
-            range(columns), classes, fontsize=8, rotation=35 if long else 0, ha="right" if long else "center"
-        )
-    else:
-        axes.set_xticks(range(0, columns, 10))
-        axes.tick_params(axis="x", labelsize=8)
-    axes.set_xlabel("class", color=INK)
-    axes.set_ylabel("client", color=INK)
-    axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    between: dict[str, Any] = {"color": "white", "linewidth": 0.8 if max(rows, columns) <= 30 else 0.3}
-    axes.vlines(np.arange(1, columns) - 0.5, -0.5, rows - 0.5, **between)
-    axes.hlines(np.arange(1, rows) - 0.5, -0.5, columns - 0.5, **between)
 
 
 def _how(data: Any) -> str:

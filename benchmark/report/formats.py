@@ -104,23 +104,22 @@ def cell_text(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def latex_table(frame: pd.DataFrame, caption: str, name: str, align: str) -> str:
+def latex_table(frame: pd.DataFrame, caption: str, name: str, heads: int = 1) -> str:
     """Format a ``booktabs`` table of escaped texts.
 
     Args:
         frame: the table.
         caption: its caption.
         name: its label, after ``tab:``; what LaTeX does not take there becomes a hyphen.
-        align: ``l`` or ``r`` for each column.
+        heads: columns of names, which are aligned to the left.
     """
     style = frame.style.hide(axis="index").format(latex_text).format_index(latex_text, axis="columns")
     return str(
         style.to_latex(
             hrules=True,
-            multicol_align="c",
             position="t",
             position_float="centering",
-            column_format=align,
+            column_format="l" * heads + "r" * (frame.shape[1] - heads),
             caption=latex_text(caption.strip()),
             label=f"tab:{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}",
         )

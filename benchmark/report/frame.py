@@ -1,11 +1,12 @@
 """The runs of a suite as one long frame: a line for each run, reading and metric. Tables and boards are made of it."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from benchmark.runs.records import READING, Record
+from benchmark.runs.records import READING, Record, read_rows
 from benchmark.suites.plan import Plan, Row
 from benchmark.suites.suite import Suite
 
@@ -35,6 +36,25 @@ def by_row(frame: pd.DataFrame) -> Values:
     """The values of a long frame, as tables and boards look them up."""
     groups = frame.dropna(subset="value").set_index("seed").groupby(["row", "reading", "metric"], sort=False)
     return {(str(row), str(reading), str(metric)): of["value"] for (row, reading, metric), of in groups}
+
+
+def rounds_of(folder: Path) -> pd.DataFrame:
+    """The evaluated rounds of a run, nested keys joined by dots.
+
+    Added are ``bytes`` (up and down) and ``seconds`` since the first round, where the rows tell. A row has the seconds
+    of its own round; if not every round is evaluated, the rounds before it count the same.
+
+    Raises:
+        RunError: a row is damaged.
+    """
+    rows = [dict(row) for row in read_rows(folder)]
+    frame = pd.json_normalize(rows) if rows else pd.DataFrame(columns=["round", "acc"])
+    if {"bytes_up", "bytes_down"} <= {*frame}:
+        frame["bytes"] = frame["bytes_up"] + frame["bytes_down"]
+    if "timing.seconds" in frame:
+        rounds = frame["round"].diff().fillna(frame["round"] + 1)
+        frame["seconds"] = (frame["timing.seconds"] * rounds).cumsum()
+    return frame
 
 
 def _with_values(about: pd.DataFrame, records: Mapping[str, Record]) -> pd.DataFrame:

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from html import escape
 from textwrap import wrap
 
 import pandas as pd
-from pandas.api.types import is_numeric_dtype
 from tabulate import tabulate
 
 from benchmark.console import printable
@@ -17,30 +15,6 @@ from benchmark.suites.plan import Table
 WIDTH = 100  # characters per line in a terminal
 UNPUBLISHED = Table.unpublished  # default reason for a missing published value
 OURS = "Ours: mean ± half-width of the 95 % t interval (number of seeds), in percent."
-
-
-@dataclass(frozen=True)
-class ExtraTable:
-    """An additional table below a table.
-
-    Args:
-        title: title, in one line.
-        note: explanation; may be empty.
-        frame: the table.
-    """
-
-    title: str
-    note: str
-    frame: pd.DataFrame
-
-    @property
-    def markdown(self) -> str:
-        """A collapsible block."""
-        shown = texts(self.frame)
-        table = pipe_table(list(shown.columns), shown.to_numpy().tolist())
-        title = escape(printable(self.title), quote=False)
-        parts = [f"<details><summary>{title}</summary>", markdown(self.note), table, "</details>"]
-        return "\n\n".join(filter(None, parts))
 
 
 @dataclass(frozen=True)
@@ -112,7 +86,7 @@ class Rendered:
         facts: facts about the runs by name: data, rounds, seeds, hardware, code, what is missing.
         legend: how to read the numbers.
         unpublished: text for values that are not in the published file.
-        sections: additional tables below.
+        readings: accuracy in all readings, a line for each row and data set that was run.
     """
 
     name: str
@@ -126,7 +100,7 @@ class Rendered:
     facts: Mapping[str, str]
     legend: str
     unpublished: str
-    sections: tuple[ExtraTable, ...]
+    readings: pd.DataFrame
 
     @property
     def layout(self) -> Layout:
@@ -178,14 +152,14 @@ class Rendered:
     def markdown(self) -> str:
         """Heading, table, omitted rows, facts and legend."""
         whole = self.layout
-        shown = whole.only_run()
+        run = whole.only_run()
         parts = [markdown(f"### Table {self.number}: {self.title}")]
-        if shown.rows:
+        if run.rows:
             stands_in = self.of_paper and not self.compare
             parts += [markdown(f"**Scale {self.scale}: not the paper's protocol.**")] if stands_in else []
-            body = [[*keys, *(self._markdown_cell(line) for line in cells)] for keys, cells in shown.rows]
+            body = [[*keys, *(self._markdown_cell(line) for line in cells)] for keys, cells in run.rows]
             parts += [
-                pipe_table([*shown.heads, *self._titles(shown)], body),
+                pipe_table([*run.heads, *self._titles(run)], body),
                 markdown(whole.untouched()),
                 markdown(self.unjudged),
             ]
@@ -193,10 +167,13 @@ class Rendered:
             parts += ["Nothing of this table has been run."]
             if self.printed and not any(line.published for line in self.cells):
                 parts += [markdown(f"Published values: {self.unpublished}.")]
-        for section in self.sections:
-            parts += [section.markdown]
+        if len(self.readings):
+            count = "four" if any("averaged" in line.readings for line in self.cells) else "three"
+            shown = texts(self.readings)
+            table = pipe_table(list(shown.columns), shown.to_numpy().tolist())
+            parts += [f"<details><summary>Accuracy, all {count} readings</summary>", table, "</details>"]
         facts = [f"{name}: {text}" if name else text for name, text in self.facts.items()]
-        parts += [markdown("; ".join(facts) + "."), markdown(self.legend) if shown.rows else ""]
+        parts += [markdown("; ".join(facts) + "."), markdown(self.legend) if run.rows else ""]
         return "\n\n".join(filter(None, parts)) + "\n"
 
     @property
@@ -226,25 +203,18 @@ class Rendered:
 
     @property
     def latex(self) -> str:
-        """A ``booktabs`` table of the runs, preceded by facts as comments, and its sections."""
+        """A ``booktabs`` table of the runs, preceded by facts as comments."""
         shown = self.layout.only_run()
         facts = [latex_comment(f"{name}: {text}" if name else text) for name, text in self.facts.items()]
         if not shown.rows:
-            nothing = latex_comment(f"Table {self.number}: {self.title}: nothing has been run.")
-            return "\n".join([nothing, *facts]) + "\n"
-        names: list[tuple[str, ...]] = [("", *[""] * shown.several, head) for head in shown.heads]
-        for dataset, metric in shown.columns:
-            above = (self.data_label(dataset), metric) if shown.several else (self.data_label(dataset),)
-            names += [(*above, name) for name in self._latex_parts()]
-        body = [[*keys, *(text for line in cells for text in self._latex_cell(line))] for keys, cells in shown.rows]
-        frame = pd.DataFrame(body, columns=pd.MultiIndex.from_tuples(names))
-        align = "l" * len(shown.heads) + "r" * (frame.shape[1] - len(shown.heads))
-        made = [latex_table(frame, f"{self.title}. Scale {self.facts['scale']}. {OURS}", self.name, align)]
-        for n, section in enumerate(self.sections, start=1):
-            align = "".join("r" if is_numeric_dtype(section.frame[name]) else "l" for name in section.frame)
-            about = f"{self.title}: {section.title}. {section.note}"
-            made.append(latex_table(texts(section.frame), about, f"{self.name}-{n}", align))
-        return "\n".join([*facts, *made])
+            return (
+                "\n".join([latex_comment(f"Table {self.number}: {self.title}: nothing has been run."), *facts]) + "\n"
+            )
+        body = [[*keys, *map(self._latex_cell, cells)] for keys, cells in shown.rows]
+        frame = pd.DataFrame(body, columns=[*shown.heads, *self._titles(shown)])
+        printed = " In brackets the published value." if self.printed else ""
+        caption = f"{self.title}. Scale {self.facts['scale']}. {OURS}{printed}"
+        return "\n".join([*facts, latex_table(frame, caption, self.name, len(shown.heads))])
 
     def _titles(self, layout: Layout) -> list[str]:
         """Name the columns of cells by data set and, if there are several, metric."""
@@ -273,16 +243,9 @@ class Rendered:
         missing = f" [{line.count}]" if line.n < line.planned else ""
         return f"{line.ours:.1f}{half}{printed}{missing}"
 
-    def _latex_parts(self) -> list[str]:
-        effects = any(line.judged.lead for line in self.cells)
-        return ["ours", *["published"] * self.printed, *["Δ"] * self.compare, *["effect"] * effects]
-
-    def _latex_cell(self, line: Cell | None) -> list[str]:
-        if line is None:
-            return [""] * len(self._latex_parts())
-        values = {"ours": line.ours_text, "published": line.published_text or self.unpublished, "Δ": line.level_text}
-        values["effect"] = line.effect_text
-        return [values[part] for part in self._latex_parts()]
+    @staticmethod
+    def _latex_cell(line: Cell | None) -> str:
+        return "" if line is None else line.ours_text + (f" [{line.published_text}]" if line.published else "")
 
 
 def varying(cells: Iterable[Cell], columns: Iterable[str]) -> list[str]:

@@ -8,15 +8,15 @@ from typing import Any
 import pandas as pd
 
 from benchmark.files import write_changed
-from benchmark.report.cells import NONE_RUN, network
+from benchmark.report.cells import network
 from benchmark.report.differences import draw_differences, panels
 from benchmark.report.formats import csv_text, latex_bold, latex_table, markdown, pipe_table
 from benchmark.report.plots import svg_text
-from benchmark.report.settings import ENOUGH, METRIC, Setting, not_compared, settings, told_apart, values
-from benchmark.report.statistics import interval, superiority
+from benchmark.report.settings import ENOUGH, Setting, not_compared, settings, told_apart
+from benchmark.report.statistics import superiority
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import code_versions
-from benchmark.suites.plan import Plan, Row
+from benchmark.suites.plan import Plan
 from benchmark.suites.suite import Suite
 
 COSTS = {
@@ -32,22 +32,12 @@ LATEX_READ = (
     "Δ: difference in accuracy, paired by seed; bold where its simultaneous interval (Bonferroni), whose half-width "
     "stands beside it, leaves out zero."
 )
-PRINTED = {
-    "acc": "accuracy",
-    "acc_clients": "at clients",
-    "acc_worst_clients": "at the worst clients",
-    "auc": "AUC",
-    "precision": "precision",
-    "recall": "recall",
-    "loss": "loss",
+ACCURACY = {
+    "best": "Accuracy of the best round",
+    "last": "Accuracy of the last round",
+    "last_k_mean": "Accuracy, mean of the last rounds,",
+    "averaged": "Accuracy of the averaged model of the last rounds",
 }
-OF = {
-    "best": " of the best round",
-    "last": " of the last round",
-    "last_k_mean": ", mean of the last rounds,",
-    "averaged": " of the averaged model of the last rounds",
-}
-ACCURACY = {reading: f"Accuracy{of}" for reading, of in OF.items()}
 GOAL = {
     "best": "mean best accuracy",
     "last": "mean final accuracy",
@@ -213,35 +203,15 @@ def page(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
 def latex(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
     """A ``booktabs`` table per setting; rows are named and ordered as on the page, and Δ is bold there too."""
     parts = [r"% Made from records; needs \usepackage{booktabs}."]
-    told = " ".join(text.replace("**", "") for text in interim(suite, plan, found))
+    told = [text.replace("**", "") for text in interim(suite, plan, found)]
     for one in found:
-        shown, rows = one.table.metrics, {row.method: row for row in one.rows}
-        body = [{"method": m, **_latex_cells(suite, one, rows[m], shown)} for m in one.order]
-        frame = pd.DataFrame(body)
-        what = "Accuracy" if list(shown) == [METRIC] else "Metrics"
-        read = f"{what}{OF[suite.report]} in percent, mean ± half-width of the 95 % t interval (seeds)."
-        compared = LATEX_READ if METRIC in shown else ""
-        caption = " ".join(filter(None, (f"{one.table.title}, {one.dataset}.", read, compared, told)))
-        name = f"{suite.paper}-{plan.scale}-{one.table.number}-{one.dataset}"
-        parts.append(latex_table(frame, caption, name, "l" + "r" * (frame.shape[1] - 1)))
+        body = [[method, *_cells(one, method, brief=True).values()] for method in one.order]
+        bold = [[latex_bold(text.strip("*")) if text.startswith("**") else text for text in line] for line in body]
+        table = pd.DataFrame(bold, columns=["method", *_cells(one, one.reference, brief=True)])
+        read = f"{ACCURACY[suite.report]} in percent, mean ± half-width of the 95 % t interval (seeds)."
+        caption = " ".join([f"{one.table.title}, {one.dataset}.", read, LATEX_READ, *told])
+        parts.append(latex_table(table, caption, f"{suite.paper}-{plan.scale}-{one.table.number}-{one.dataset}"))
     return "\n".join(parts)
-
-
-def _latex_cells(suite: Suite, one: Setting, row: Row, metrics: Sequence[str]) -> dict[str, str]:
-    """What stands in the row of a method, by the title of the column; ``–`` where no record has the metric."""
-    cells: dict[str, str] = {}
-    for metric in metrics:
-        if metric == METRIC:
-            shown = _cells(one, row.method, brief=False)
-            delta = shown[f"Δ to {one.reference}"]
-            clear = latex_bold(delta.strip("*")) if delta.startswith("**") else delta
-            cells |= {PRINTED[metric]: shown[one.dataset], f"Δ to {one.reference}": clear}
-            cells |= {title: shown[title] for title in ("simultaneous", "p (Holm)")}
-        else:
-            known = values(one.known, row, suite.report, metric)
-            text = f"{known.mean():.2f}{_half(interval(known))} ({len(known)})"
-            cells[PRINTED.get(metric, metric)] = text if len(known) else NONE_RUN
-    return cells
 
 
 def write(suite: Suite, plan: Plan, results: Path, name: str) -> list[Path]:

@@ -10,12 +10,10 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from benchmark.report.frame import NONE, Values, by_row, long_frame
+from benchmark.report.frame import NONE, Values, by_row, long_frame, rounds_of
 from benchmark.report.statistics import FAILED, LEVEL, SPENT, compare, cost, interval, late_rise
 from benchmark.report.tables import last_rounds
-from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import Record
-from benchmark.runs.records import Row as Evaluated
 from benchmark.suites.plan import Plan, Row, Table
 from benchmark.suites.suite import Suite
 
@@ -48,7 +46,6 @@ class Setting:
             their papers' rates ``untuned`` and ``untuned_ci95``; and ``worst_clients``, ``worst_clients_difference``
             and ``worst_clients_ci95`` where the table has that metric.
         averaged: the rounds of ``last_k_mean``, such as ``10 rounds``.
-        known: all values of the suite's runs.
         admission: what the test of admission has found (``benchmark.board.admit.judged``); empty if it was not made.
     """
 
@@ -60,7 +57,6 @@ class Setting:
     bounds: tuple[str, ...]
     lines: pd.DataFrame
     averaged: str
-    known: Values
     admission: Mapping[str, Any] = field(default_factory=dict)
     controls: Mapping[str, str] = field(default_factory=dict)
 
@@ -165,7 +161,7 @@ def _setting(
     lines["found80"] = _found(lines, scores.shape[1] - len(unranked) - 1)
     keys = [key for row in rows for key in plan.of_row[row.full_name].values()]
     averaged = " or ".join(sorted({last_rounds(plan.runs[key].config) for key in keys}))
-    return Setting(table, dataset, rows, scores, reference, bounds, lines, averaged, known, admission, controls)
+    return Setting(table, dataset, rows, scores, reference, bounds, lines, averaged, admission, controls)
 
 
 def _found(lines: pd.DataFrame, family: int) -> pd.Series:
@@ -229,23 +225,23 @@ def _tested(suite: Suite, scale: str, table: str, dataset: str) -> list[tuple[st
     return found
 
 
-def _done(plan: Plan, row: Row) -> list[tuple[Record, list[Evaluated]]]:
+def _done(plan: Plan, row: Row) -> list[tuple[Record, pd.DataFrame]]:
     """Record and evaluated rounds of a row's complete runs."""
     return [
-        (record, RunFolder(plan.runs[key].folder).rows())
+        (record, rounds_of(plan.runs[key].folder))
         for key in plan.of_row[row.full_name].values()
         if (record := plan.found[key].record) is not None
     ]
 
 
-def _rise(done: Sequence[tuple[Record, Sequence[Evaluated]]]) -> float:
+def _rise(done: Sequence[tuple[Record, pd.DataFrame]]) -> float:
     """Mean over the seeds of what the accuracy rises over the last quarter of the rounds; NaN where no run tells."""
     rises = [late_rise(curve) for _, curve in done]
     told = [rise for rise in rises if not isnan(rise)]
     return fmean(told) if told else nan
 
 
-def _spent(done: Sequence[tuple[Record, Sequence[Evaluated]]], goal: float) -> dict[str, Any]:
+def _spent(done: Sequence[tuple[Record, pd.DataFrame]], goal: float) -> dict[str, Any]:
     """How many of a row's runs reach an accuracy, what these spend until then on average, and what clients keep."""
     costs = [found for record, curve in done if (found := cost(record, curve, goal)) is not None]
     spent = pd.DataFrame(costs, columns=["rounds", *SPENT, "seconds"])

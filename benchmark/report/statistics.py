@@ -13,8 +13,7 @@ import pandas as pd
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from benchmark.report.curves import with_cost
-from benchmark.runs.records import Record, Row
+from benchmark.runs.records import Record
 
 LEVEL = 0.95
 FAILED = -inf
@@ -97,7 +96,7 @@ def sign_flip(differences: Sequence[float] | pd.Series) -> float | None:
     return float((np.abs(sums) >= seen - 10.0**-DIGITS / 2).mean())
 
 
-def late_rise(rows: Sequence[Row]) -> float:
+def late_rise(rounds: pd.DataFrame) -> float:
     """How much a run's accuracy rises over the last quarter of its rounds, in points; NaN if fewer than two tell.
 
     The slope is that of Theil and Sen, the median of the slopes between all pairs of evaluated rounds from 75 % of the
@@ -105,15 +104,16 @@ def late_rise(rows: Sequence[Row]) -> float:
     this slope over a quarter of the rounds.
 
     Args:
-        rows: the evaluated rounds, ascending; the last one ends the run.
+        rounds: the evaluated rounds, ascending, with ``round`` and ``acc``; the last one ends the run.
     """
-    done = np.array([row["round"] + 1 for row in rows])
-    late = done >= 0.75 * done[-1] if len(done) else np.zeros(0, dtype=bool)
+    if rounds.empty:
+        return nan
+    done = rounds["round"] + 1
+    late = done >= 0.75 * done.iloc[-1]
     if late.sum() < 2:
         return nan
-    accuracies = np.array([row["acc"] for row in rows], dtype="float64")
-    slope = stats.theilslopes(accuracies[late], done[late]).slope
-    return float(slope * done[-1] / 4)
+    slope = stats.theilslopes(rounds["acc"][late].astype("float64"), done[late]).slope
+    return float(slope * done.iloc[-1] / 4)
 
 
 def _finite(values: pd.Series) -> pd.Series:
@@ -133,18 +133,23 @@ def superiority(scores: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(values).reindex(index=names, columns=names)
 
 
-def cost(record: Record, rows: Sequence[Row], accuracy: float) -> Mapping[str, float] | None:
+def cost(record: Record, rounds: pd.DataFrame, accuracy: float) -> Mapping[str, float] | None:
     """What a run spends until an evaluated round first reaches ``accuracy`` (in percent); ``None`` if none does.
+
+    Args:
+        record: its record.
+        rounds: its evaluated rounds (``frame.rounds_of``).
+        accuracy: the goal.
 
     Returns:
         ``rounds``, ``bytes_up``, ``bytes_down`` and, where the rows have them, ``steps`` up to and with that round, and
         ``seconds``: the run's seconds, split over its rounds as the rows' own seconds are.
     """
-    timed = with_cost(rows)
-    reached = next((row for row in timed if row["acc"] >= accuracy), None)
-    if reached is None:
+    reached = rounds[rounds["acc"] >= accuracy]
+    if reached.empty:
         return None
-    spent = {name: float(reached[name]) for name in SPENT if name in reached}
-    if "seconds" in reached:
-        spent["seconds"] = record["timing"]["seconds"] * reached["seconds"] / timed[-1]["seconds"]
-    return {"rounds": reached["round"] + 1, **spent}
+    first = reached.iloc[0].dropna()
+    spent = {"rounds": first["round"] + 1, **{name: float(first[name]) for name in SPENT if name in first}}
+    if "seconds" in first:
+        spent["seconds"] = record["timing"]["seconds"] * first["seconds"] / rounds["seconds"].iloc[-1]
+    return spent

@@ -1,14 +1,14 @@
 """Progress of a suite's runs."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 from rich.markup import escape
 from rich.table import Table
 
-from benchmark.config import Run, identity, spelled
+from benchmark.config import Run
 from benchmark.console import Console, printable
 from benchmark.report.cost import measured_here, parts, summary
 from benchmark.runs.environment import gpu_name
@@ -27,23 +27,6 @@ NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Progress of a run.
-
-    Args:
-        state: a key of ``NAMES``.
-        done: completed rounds, ``?`` if unreadable.
-        accuracy: the reading reported in tables, over the rounds so far, in percent.
-        problem: problem with its files, if any.
-    """
-
-    state: str
-    done: str
-    accuracy: float | None = None
-    problem: str = ""
-
-
 def show(plan: Plan, every_run: bool = False, console: Console | None = None) -> None:
     """Print the progress of rows and runs, the counts of states, and the remaining rounds and time.
 
@@ -51,10 +34,9 @@ def show(plan: Plan, every_run: bool = False, console: Console | None = None) ->
 
     Args:
         plan: the runs of a suite.
-        every_run: print one line per run, with its state, rounds, accuracy (the reading reported in tables, over the
-            rounds so far) and cells; runs of the same cell and seed also show the options in which they differ.
-            Otherwise one line per row, with the states of its seeds and the mean accuracy of the complete ones,
-            followed by the runs that have started and are not complete.
+        every_run: print one line per run, with its state, rounds and accuracy (the reading reported in tables, over the
+            rounds so far). Otherwise one line per row, with the states of its seeds and the mean accuracy of the
+            complete ones, followed by the runs that have started and are not complete.
         console: where to print; default: standard output.
     """
     console = console or Console()
@@ -63,126 +45,71 @@ def show(plan: Plan, every_run: bool = False, console: Console | None = None) ->
     if not plan.runs:
         console.print(f"nothing is run at scale {plan.scale}: every row is pending, or left out", highlight=False)
         return
-    progress = {key: _progress(run, plan.found[key].state) for key, run in plan.runs.items()}
-    options = _options(plan)
-    if every_run:
-        console.print(_runs(plan, list(plan.runs), progress, options))
-    else:
-        console.print(_rows(plan, progress, options))
-        begun = [key for key, one in progress.items() if one.state not in ("complete", "missing")]
-        if begun:
-            console.print()
-            console.print(_runs(plan, begun, progress, options))
-    console.print(_counts([one.state for one in progress.values()]))
-    for line in _left(plan, {key: one.state for key, one in progress.items()}):
+    runs = pd.DataFrame([_progress(run, plan.found[key].state) for key, run in plan.runs.items()], index=[*plan.runs])
+    acc = f"acc ({', '.join(dict.fromkeys(run.config.report for run in plan.runs.values()))})"
+    shown = list(plan.runs)
+    if not every_run:
+        console.print(_rows(plan, runs, acc))
+        shown = [*runs.index[~runs["state"].isin(["complete", "missing"])]]
+    if shown:
+        console.print(_runs(plan, runs.loc[shown], acc))
+    console.print(_counts(runs["state"]))
+    runtime = next(iter(plan.runs.values())).config.runtime
+    measured = measured_here(Path(runtime.results_dir), gpu_name(runtime.accelerator))
+    for line in summary(parts(plan.runs.values(), runs["state"].to_dict(), measured)):
         console.print(line, highlight=False)
-    for key, run in plan.runs.items():
-        if progress[key].state == "failed":
-            error = str(read_record(run.folder)["error"]).strip().splitlines()[-1]
-            console.print(printable(f"{run.folder.name}: {error}"), markup=False)
-    for one in progress.values():
-        if one.problem:
-            console.print(printable(one.problem), markup=False)
+    for problem in filter(None, runs["problem"]):
+        console.print(printable(problem), markup=False)
 
 
-def _rows(plan: Plan, progress: Mapping[str, Progress], options: Mapping[str, str]) -> Table:
+def _rows(plan: Plan, runs: pd.DataFrame, acc: str) -> Table:
     """One line per row: the runs that differ only in the seed."""
-    rows: dict[tuple[str, str], list[Progress]] = {}
-    for key, run in plan.runs.items():
-        rows.setdefault((_cells(run), options[key]), []).append(progress[key])
     table = Table(box=None, pad_edge=False)
     table.add_column("row", overflow="fold")
     table.add_column("seeds")
-    table.add_column(_reading(plan), justify="right", no_wrap=True)
-    table.add_column("options", overflow="fold")
-    for (cells, told), runs in rows.items():
-        known = [one.accuracy for one in runs if one.state == "complete" and one.accuracy is not None]
-        mean = f"{sum(known) / len(known):.2f}" if known else ""
-        table.add_row(_shown(cells), _counts([one.state for one in runs]), mean, _shown(told))
+    table.add_column(acc, justify="right", no_wrap=True)
+    for name, keys in plan.of_row.items():
+        own = runs.loc[list(keys.values())]
+        mean = own.loc[own["state"] == "complete", "accuracy"].mean()
+        table.add_row(escape(printable(name)), _counts(own["state"]), "" if pd.isna(mean) else f"{mean:.2f}")
     return table
 
 
-def _runs(plan: Plan, keys: Sequence[str], progress: Mapping[str, Progress], options: Mapping[str, str]) -> Table:
+def _runs(plan: Plan, runs: pd.DataFrame, acc: str) -> Table:
     """One line per run."""
     table = Table(box=None, pad_edge=False)
-    acc = _reading(plan)
-    for name in ("state", "run", "seed", "rounds", acc, "cells", "options"):
-        right, long = name in ("seed", "rounds", acc), name in ("run", "cells", "options")
+    for name in ("state", "run", "seed", "rounds", acc, "cells"):
+        right, long = name in ("seed", "rounds", acc), name in ("run", "cells")
         table.add_column(name, justify="right" if right else "left", no_wrap=not long, overflow="fold")
-    for key in keys:
-        run, one = plan.runs[key], progress[key]
-        name, style = NAMES[one.state]
-        table.add_row(
-            f"[{style}]{name}[/]",
-            run.folder.name,
-            str(run.config.seed),
-            f"{one.done}/{run.config.rounds}",
-            "" if one.accuracy is None else f"{one.accuracy:.2f}",
-            _shown(_cells(run)),
-            _shown(options[key]),
-        )
+    for key, one in runs.iterrows():
+        run, (name, style) = plan.runs[str(key)], NAMES[one["state"]]
+        cells = ", ".join(dict.fromkeys(run.cells))
+        score = "" if pd.isna(one["accuracy"]) else f"{one['accuracy']:.2f}"
+        rounds = f"{one['done']}/{run.config.rounds}"
+        folder, seed = run.folder.name, str(run.config.seed)
+        table.add_row(f"[{style}]{name}[/]", folder, seed, rounds, score, escape(printable(cells)))
     return table
-
-
-def _shown(text: str) -> str:
-    """A text as it is, for Rich and for a terminal."""
-    return escape(printable(text))
-
-
-def _reading(plan: Plan) -> str:
-    """Title of the column of accuracies."""
-    return f"acc ({', '.join(dict.fromkeys(run.config.report for run in plan.runs.values()))})"
-
-
-def _cells(run: Run) -> str:
-    return ", ".join(dict.fromkeys(run.cells))
 
 
 def _counts(states: Iterable[str]) -> str:
     """Count the states, e.g. ``3 DONE, 2 MISSING``."""
-    counts = Counter(states)
-    return ", ".join(f"[{style}]{counts[state]} {name}[/]" for state, (name, style) in NAMES.items() if counts[state])
+    counts = pd.Series(list(states)).value_counts()
+    return ", ".join(f"[{style}]{counts[state]} {name}[/]" for state, (name, style) in NAMES.items() if state in counts)
 
 
-def _left(plan: Plan, states: dict[str, str]) -> list[str]:
-    """Totals of the plan, and the remaining time, estimated from this machine's records."""
-    runtime = next(iter(plan.runs.values())).config.runtime
-    measured = measured_here(Path(runtime.results_dir), gpu_name(runtime.accelerator))
-    return summary(parts(plan.runs.values(), states, measured))
-
-
-def _progress(run: Run, state: str) -> Progress:
-    """Progress of a run, and the accuracy that tables would report if it ended here."""
-    path = run.folder
+def _progress(run: Run, state: str) -> dict[str, Any]:
+    """State, completed rounds, and the accuracy that tables would report if the run ended here."""
+    path, found = run.folder, {"state": state, "done": "?", "accuracy": None, "problem": ""}
     try:
         rows = read_rows(path)
-        if state == "damaged":
-            read_record(path)
+        if state in ("damaged", "failed"):
+            error = str(read_record(path)["error"]).strip().splitlines()[-1]
+            found["problem"] = f"{path.name}: {error}"
     except BenchError as damage:
-        return Progress(state, "?", problem=str(damage))
-    if not rows:
-        return Progress(state, "0")
-    done = str(rows[-1]["round"] + 1)
+        return {**found, "problem": str(damage)}
+    found["done"] = str(rows[-1]["round"] + 1) if rows else "0"
     if run.config.report == "averaged":  # only known at the end
-        return Progress(state, done, read_record(path)["averaged"]["acc"] if state == "complete" else None)
-    scores = readings(rows, run.config.last_k)[READING[run.config.report]]
-    return Progress(state, done, scores.get("acc"))
-
-
-def _options(plan: Plan) -> dict[str, str]:
-    """Return, by run id, the options in which a run differs from others of the same cell and seed."""
-    flat = {key: spelled(identity(run.config)) for key, run in plan.runs.items()}
-    differing: dict[str, set[str]] = {key: set() for key in flat}
-    groups: dict[tuple[str, int], list[str]] = {}
-    for key, run in plan.runs.items():
-        for cell in dict.fromkeys(run.cells):
-            groups.setdefault((cell, run.config.seed), []).append(key)
-    for group in groups.values():
-        names = dict.fromkeys(name for key in group for name in flat[key])
-        apart = {name for name in names if len({str(flat[key].get(name)) for key in group}) > 1}
-        for key in group:
-            differing[key] |= apart
-    return {
-        key: " ".join(f"{name}={values[name]}" for name in values if name in differing[key])
-        for key, values in flat.items()
-    }
+        found["accuracy"] = read_record(path)["averaged"]["acc"] if state == "complete" else None
+    elif rows:
+        found["accuracy"] = readings(rows, run.config.last_k)[READING[run.config.report]].get("acc")
+    return found

@@ -13,7 +13,7 @@ from benchmark.files import write_changed
 from benchmark.report.cells import BROKEN, Cell, Cells
 from benchmark.report.formats import csv_text, markdown
 from benchmark.report.frame import Values, by_row, long_frame
-from benchmark.report.layout import OURS, ExtraTable, Rendered, varying
+from benchmark.report.layout import OURS, Rendered, varying
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import READING, Record, code_versions
 from benchmark.suites.plan import Plan, Table
@@ -126,7 +126,7 @@ def _render(suite: Suite, plan: Plan, published: Mapping[Any, str], table: Table
         facts=_facts(suite, plan, table, cells, columns),
         legend=_legend(suite, table, compare, bool(published)),
         unpublished=table.unpublished,
-        sections=tuple(_sections(cells, varying(cells, columns), plan)),
+        readings=_readings(cells, varying(cells, columns), plan),
     )
 
 
@@ -156,8 +156,8 @@ def _frame(table: Table, cells: Sequence[Cell], columns: Sequence[str], compare:
     return frame[[c for c in (*LEFT, *columns, *RIGHT) if c not in left_out]]
 
 
-def _sections(cells: Sequence[Cell], heads: Sequence[str], plan: Plan) -> list[ExtraTable]:
-    """Build the sections below a table."""
+def _readings(cells: Sequence[Cell], heads: Sequence[str], plan: Plan) -> pd.DataFrame:
+    """Accuracy in all readings of what was run."""
     own = [key for cell in cells for key in cell.runs]
     last = " or ".join(dict.fromkeys(last_rounds(plan.runs[key].config) for key in own))
     averaged = " or ".join(dict.fromkeys(averaged_rounds(plan.runs[key].config) for key in own))
@@ -173,8 +173,7 @@ def _sections(cells: Sequence[Cell], heads: Sequence[str], plan: Plan) -> list[E
         for cell in cells
         if cell.metric == "acc" and cell.n
     ]
-    count = "four" if any("averaged" in cell.readings for cell in cells) else "three"
-    return [ExtraTable(f"Accuracy, all {count} readings", "", pd.DataFrame(rows))] if rows else []
+    return pd.DataFrame(rows)
 
 
 def _facts(suite: Suite, plan: Plan, table: Table, cells: Sequence[Cell], columns: Sequence[str]) -> dict[str, str]:

@@ -21,8 +21,8 @@ def test_texts_of_single_values() -> None:
 def test_a_label_for_references_has_only_what_latex_takes_there() -> None:
     """A percent sign would begin a comment, and leave the brace open."""
     frame = pd.DataFrame({"method": ["a"]})
-    assert r"\label{tab:text-board-1-News-10-}" in latex_table(frame, "", "text-board-1-News (10%)", "l")
-    assert r"\label{tab:rscfed-paper-1_b}" in latex_table(frame, "", "rscfed-paper-1_b", "l")
+    assert r"\label{tab:text-board-1-News-10-}" in latex_table(frame, "", "text-board-1-News (10%)")
+    assert r"\label{tab:rscfed-paper-1_b}" in latex_table(frame, "", "rscfed-paper-1_b")
 
 
 def test_a_label_is_no_formula_in_a_spreadsheet() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from benchmark.report.formats import texts
-from benchmark.report.layout import ExtraTable, Layout, Rendered
+from benchmark.report.layout import Layout, Rendered
 from benchmark.report.tables import render
 from benchmark.runs.states import RunState
 from benchmark.suites.suite import Suite
@@ -144,10 +144,9 @@ def test_latex_escapes_everything_and_says_the_scale() -> None:
     table = rendered({("A", HOSTILE, "s"): 51.0, ("A", "mine", "l"): 49.0}, "quick")
     text = table.latex
     assert r"a$|$b\_c \& 5\% \textbackslash{}input\{x\} \$\textbackslash{}frac" in text and r"\input" not in text
-    assert r"51.00 $\pm$ 0.00 (2) & 50.0 " in text and r"\toprule" in text and r"\bottomrule" in text
-    assert r"\multicolumn{4}{c}{digits (as A)}" in text and r"\label{tab:toy-quick-1}" in text
-    assert "Scale quick (own protocol)." in text and r"$\Delta$" not in text
-    assert r"$\Delta$" in rendered({("A", "mine", "l"): 49.0}).latex
+    assert r"51.00 $\pm$ 0.00 (2) [50.0]" in text and r"\toprule" in text and r"\bottomrule" in text
+    assert "digits (as A) acc" in text and r"\label{tab:toy-quick-1}" in text
+    assert "Scale quick (own protocol)." in text
     assert not re.search(r"[^\x00-\x7f]", re.sub("(?m)^%.*$", "", text))
     assert rendered({}).latex.startswith("% Table 1: One: nothing has been run.\n")
 
@@ -158,17 +157,12 @@ def test_a_line_break_does_not_end_a_comment() -> None:
     assert "% scale: quick (one two)\n" in text
 
 
-def test_sections_stand_below_with_two_decimals() -> None:
+def test_readings_stand_below_with_two_decimals() -> None:
     """Any frame will do: numbers, texts, gaps."""
     frame = pd.DataFrame({"mean_rank": [1.0, 2.345], "method": ["x|y", None], "n": [3, 4]})
     assert texts(frame).to_numpy().tolist() == [["1.00", "x|y", "3"], ["2.35", "", "4"]]
     assert list(texts(frame)) == ["mean rank", "method", "n"]
-    table = rendered({("A", "mine", "s"): 51.0})
-    (readings,) = table.sections
-    assert readings.frame.to_dict("records") == [
+    assert rendered({("A", "mine", "s"): 51.0}).readings.to_dict("records") == [
         {"method": "mine", "net_size": "s", "data set": "A"}
         | dict.fromkeys(("best round", "last round", "mean of the last 5 rounds or 6 rounds"), 51.0)
     ]
-    more = replace(table, sections=(ExtraTable("Ranks", "Small is good.", frame),))
-    assert "<summary>Ranks</summary>\n\nSmall is good.\n\n" in more.markdown and "| x\\|y " in more.markdown
-    assert r"\begin{tabular}{rlr}" in more.latex

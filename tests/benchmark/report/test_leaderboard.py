@@ -451,23 +451,6 @@ def test_latex_is_bold_where_the_page_is(made):
     assert text.count(r"\begin{tabular}{lrrrr}") == len(found)
 
 
-def test_latex_has_the_metrics_of_the_suites_table(made):
-    """Seeds whose record lacks one do not count; without accuracy nothing is compared."""
-    suite, plan, _ = made
-    keys = plan.of_row[next(row for row in suite.rows if row.method == "good").full_name]
-    for seed, worst in ((0, 30.0), (1, 34.0)):
-        plan.found[keys[seed]].record["final"]["acc_worst_clients"] = worst
-    clients = {**SPEC["tables"]["clients"], "metrics": ["acc_worst_clients"]}
-    own = Suite(SPEC | {"tables": {"clients": clients}}, "toy.yaml", suite.folder)
-    own_plan = own.plan("quick")
-    own_plan.found = plan.found
-    text = leaderboard.latex(own, own_plan, leaderboard.settings(own, own_plan))
-    assert text.count(r"\begin{tabular}{lr}") == 2 and "Delta" not in text and "Metrics of the last round" in text
-    lines = [line.split(" & ") for line in text.splitlines() if " & " in line]
-    assert lines[0][:2] == ["method", r"at the worst clients \\"]
-    assert lines[2][:2] == ["good", r"32.00 $\pm$ 25.41 (2) \\"] and lines[3][1] == r"-- \\"  # t = 12.706
-
-
 def test_a_control_is_shown_beside_its_row_and_not_ranked(made):
     """It is in no family of tests; the row's difference to it, the paper's rates and the power stand on the page."""
     suite, plan, _ = made

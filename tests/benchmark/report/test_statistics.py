@@ -121,7 +121,7 @@ def test_the_rise_over_the_last_quarter():
     """A line that gains 0.1 a round gains 10 in 100 of 400 rounds; what came before does not count."""
 
     def rise(rounds, accuracies):
-        return late_rise([{"round": number, "acc": acc} for number, acc in zip(rounds, accuracies, strict=True)])
+        return late_rise(pd.DataFrame({"round": rounds, "acc": accuracies}))
 
     rounds = list(range(9, 400, 10))
     line = [50 + 0.1 * number if number >= 299 else 0.0 for number in rounds]
@@ -190,15 +190,17 @@ def test_a_tie_is_one_though_the_last_digit_differs():
 
 
 def test_the_cost_of_an_accuracy():
-    record = {"timing": {"seconds": 100.0}, "rounds": {"total": 10}}
-    rows = [
-        {"round": 1, "acc": 40.0, "bytes_up": 1, "bytes_down": 2, "steps": 5, "timing": {"seconds": 2.0}},
-        {"round": 3, "acc": 61.0, "bytes_up": 3, "bytes_down": 4, "steps": 10, "timing": {"seconds": 3.0}},
-        {"round": 9, "acc": 55.0, "bytes_up": 5, "bytes_down": 6, "steps": 15, "timing": {"seconds": 5.0}},
-    ]  # rounds of 2, 3 and 5 seconds: 2 * 2 + 2 * 3 of 40 until the goal, of a run that took 100
+    record = {"timing": {"seconds": 100.0}}
+    rows = pd.DataFrame(
+        {
+            "round": [1, 3, 9],
+            "acc": [40.0, 61.0, 55.0],
+            "bytes_up": [1, 3, 5],
+            "bytes_down": [2, 4, 6],
+            "steps": [5, 10, 15],
+            "seconds": [4.0, 10.0, 40.0],  # 10 of 40 until the goal, of a run that took 100
+        }
+    )
     assert cost(record, rows, 60.0) == {"rounds": 4, "bytes_up": 3, "bytes_down": 4, "steps": 10, "seconds": 25.0}
-    untimed = [{k: v for k, v in row.items() if k != "timing"} for row in rows]
-    assert "seconds" not in cost(record, untimed, 60.0)
+    assert {"seconds", "steps"}.isdisjoint(cost(record, rows.drop(columns=["seconds", "steps"]), 60.0))
     assert cost(record, rows, 61.5) is None
-    old = [{k: v for k, v in row.items() if k != "steps"} for row in rows]
-    assert "steps" not in cost(record, old, 10.0)

@@ -1,4 +1,4 @@
-"""What ``status`` says about the runs of a plan: the accuracy that tables report, and what tells runs apart."""
+"""What ``status`` says about the runs of a plan, and the accuracy that tables report."""
 
 import io
 import json
@@ -40,31 +40,36 @@ def run(planned_run, rounds=4, averaged=None):
         run_folder.finish(averaged)
 
 
+def plan_of(runs):
+    """Every name of a row that runs stand in."""
+    names = dict.fromkeys(cell for run in runs for cell in run.cells)
+    of_row = {name: {number: run.id for number, run in enumerate(runs) if name in run.cells} for name in names}
+    return Plan("quick", {run.id: run for run in runs}, of_row, (1,))
+
+
 def said(*runs, every_run=True):
     console = Console(file=io.StringIO(), width=250)
-    show(Plan("quick", {run.id: run for run in runs}, {}, (1,)), every_run, console)
+    show(plan_of(runs), every_run, console)
     return console.file.getvalue().splitlines()
 
 
 def test_a_row_has_one_line_and_runs_that_have_begun_one_more_each(tmp_path):
-    """The accuracy is the mean of the complete ones; rows of one name show the options in which they differ."""
+    """The accuracy is the mean of the complete ones."""
     seeds = [planned(tmp_path, seed=seed) for seed in (1, 2, 3, 4)]
-    others = [planned(tmp_path, clients=50, seed=seed) for seed in (1, 2, 3, 4)]
     elsewhere = replace(planned(tmp_path, clients=5), cells=("5/A/low",))
     run(seeds[0])
     run(seeds[1], rounds=2)
     run(seeds[2])
     run(elsewhere)
-    head, *lines = said(*seeds, *others, elsewhere, every_run=False)
-    assert head.split() == ["row", "seeds", "acc", "(best)", "options"]
-    assert [line.split() for line in lines[:3]] == [
-        ["4/A/low", "2", "DONE,", "1", "STALE,", "1", "MISSING", "60.00", "data.num_clients=10"],
-        ["4/A/low", "4", "MISSING", "data.num_clients=50"],
+    head, *lines = said(*seeds, elsewhere, every_run=False)
+    assert head.split() == ["row", "seeds", "acc", "(best)"]
+    assert [line.split() for line in lines[:2]] == [
+        ["4/A/low", "2", "DONE,", "1", "STALE,", "1", "MISSING", "60.00"],
         ["5/A/low", "1", "DONE", "60.00"],
     ]
-    assert lines[3] == "" and lines[4].split()[:3] == ["state", "run", "seed"]
-    assert lines[5].split()[:5] == ["STALE", seeds[1].folder.name, "2", "2/4", "60.00"]
-    assert lines[6:8] == ["3 DONE, 1 STALE, 5 MISSING", "9 runs, 36 rounds; 24 rounds are left"]
+    assert lines[2].split()[:3] == ["state", "run", "seed"]
+    assert lines[3].split()[:5] == ["STALE", seeds[1].folder.name, "2", "2/4", "60.00"]
+    assert lines[4:6] == ["3 DONE, 1 STALE, 1 MISSING", "5 runs, 20 rounds; 8 rounds are left"]
 
 
 @pytest.mark.parametrize("every_run", [False, True])
@@ -74,7 +79,7 @@ def test_a_narrow_terminal_shows_every_name_in_full(tmp_path, every_run):
     runs = [replace(planned(tmp_path, clients=number), cells=names) for number in (10, 50)]
     run(runs[0], rounds=2)
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
-    show(Plan("quick", {one.id: one for one in runs}, {}, (1,)), every_run, console)
+    show(plan_of(runs), every_run, console)
     text = console.file.getvalue()
     assert "…" not in text and max(map(len, text.splitlines())) <= 80
 
@@ -126,18 +131,6 @@ def test_totals_say_what_is_left_and_how_long_it_takes(tmp_path):
         "about 4.4 h for 8 of them, as measured on this machine",
         "how long the other 4 take on this machine is unknown",
     ]
-
-
-def test_runs_of_one_cell_and_seed_show_the_options_in_which_they_differ(tmp_path):
-    few, many, alone = planned(tmp_path, clients=5), planned(tmp_path, clients=50), planned(tmp_path, seed=2)
-    lines = [line.split() for line in said(few, many, alone)]
-    assert lines[1][5:] == ["data.num_clients=5"] and lines[2][5:] == ["data.num_clients=50"]
-    assert lines[3][4:] == ["4/A/low"]
-
-
-def test_a_cell_that_is_needed_twice_is_named_once(tmp_path):
-    one = planned(tmp_path)
-    assert said(replace(one, cells=["4/A/low", "4/A/low", "5/A/low"]))[1].split()[4:] == ["4/A/low,", "5/A/low"]
 
 
 def test_a_changed_record_says_so(tmp_path):

@@ -176,7 +176,7 @@ def test_the_intervals_stand_beside_the_printed_values():
         for name in ("prediction", "effect", "effect_ci95", "effect_prediction", "effect_n", "effect_published")
     ] == (pytest.approx([scatter, 8.0, 4.3027 * 0.5 / math.sqrt(3), scatter, 3, 10.26], abs=1e-4))
     assert "69.00 ± 1.24 (3)<br>70.26 (-1.26, ± 2.48)<br>effect +8.00 ± 1.24 (+10.26)<br>holds" in table.markdown
-    assert r"+8.00 $\pm$ 1.24 (+10.26)" in table.latex
+    assert r"69.00 $\pm$ 1.24 (3) [70.26]" in table.latex
     low = lines(table)["low", "acc"]
     assert (low["status"], low["note"], low["effect"]) == ("", "", "")  # it is the control
 
