@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.federation.loop import Federation
-from benchmark.federation.site import LocalSite, Sent
+from benchmark.federation.site import LocalSite
 from datamodules.digits import Digits
 from federations import SCENARIOS, FewDigits, plain_fabric
 from methods import models
-from methods.ablations.fedcon import LARS, EMAStudent, ReleasedFedCon, student_decay, warmup_factor
+from methods.ablations.fedcon import EMAStudent, ReleasedFedCon, student_decay, warmup_factor
 from methods.base import Pass, Stream, Visit
 from methods.fedcon import FedCon, dissimilarity, divergence
 
@@ -181,35 +181,6 @@ def test_only_the_backbone_travels() -> None:
     assert run.clients[visits[0].client].optimizers == []
 
 
-def test_a_target_starts_as_the_first_backbone_and_stays_with_the_client() -> None:
-    """Every client's own; at the second visit it is what the first one left."""
-    run = federation(method())
-    run.server_phase(0, first=True)
-    visit = Visit(client=2, size=run.data.client(2).size, first=True)
-    run.engine.seats[0].begin_visit(visit, Sent(run.method.broadcast(run.server, visit), 0), None)
-    own = {name: run.server[f"model.{name}"] for name in run.method.target.state_dict()}
-    assert all(torch.equal(value, own[name]) for name, value in run.method.target.state_dict().items())
-    run.run_visits([visit])
-    kept = run.clients[2].tensors
-    assert any(not torch.equal(kept[f"target.{name}"], value) for name, value in own.items())
-    run.engine.seats[0].begin_visit(Visit(client=2, size=visit.size, first=False), Sent(run.server, 0), run.clients[2])
-    assert all(torch.equal(v, kept[f"target.{n}"]) for n, v in run.method.target.state_dict().items())
-
-
-def test_the_average_is_uniform_and_the_classifier_stays() -> None:
-    """Also of running statistics."""
-    run = federation(method())
-    head = run.server["model.head.weight"].clone()
-    uploads, _, _ = run.run_visits(run.visits(0)[:3])
-    run.become_server()
-    run.method.aggregate(uploads)
-    state = run.method.state_dict()
-    for name in uploads[0].tensors:
-        if state[name].is_floating_point():
-            torch.testing.assert_close(state[name], torch.stack([u.tensors[name] for u in uploads]).mean(dim=0))
-    assert torch.equal(state["model.head.weight"], head)
-
-
 def test_a_client_with_one_image_waits() -> None:
     """Batch norm in the predictor cannot train on one; the model comes back as it was sent."""
     data = few()
@@ -231,19 +202,6 @@ RELEASED: dict[str, Any] = {
     "weight_decay": 1.5e-6,
     "clip_norm": None,
 }
-
-
-def test_each_side_has_its_optimiser() -> None:
-    """SGD at both; LARS at the released clients, with a rate that changes in place."""
-    for args, kind in (({}, torch.optim.SGD), (RELEASED, LARS)):
-        made = method(server_lr=0.01, server_sgd_momentum=0.5, server_nesterov=False, **args)
-        made.visit = Visit(client=-1)
-        server = made.configure_optimizers()
-        assert (type(server), server.defaults["lr"], server.defaults["momentum"]) == (torch.optim.SGD, 0.01, 0.5)
-        made.visit = Visit(client=0)
-        client = made.configure_optimizers()
-        assert isinstance(client, kind)
-        assert float(client.param_groups[0]["lr"]) == pytest.approx(made.hparams.lr)
 
 
 def test_incomplete_batches_are_left_out() -> None:
