@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.base import SiteData
-from datamodules.common.errors import ConfigError
 from methods.base import Batch, LocalWork, Site, StepNumber, Stream
 from methods.fedcon import FedCon
 from methods.parts.tensors import ema_update
@@ -118,9 +117,6 @@ class LARS(torch.optim.Optimizer):
         momentum: momentum; 0 keeps no buffers.
         weight_decay: weight decay of tensors that are not exempt.
         trust: length of a step relative to the weight's norm, at rate 1.
-
-    Raises:
-        ConfigError: a negative argument, or momentum of 1 or more.
     """
 
     def __init__(
@@ -131,12 +127,6 @@ class LARS(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         trust: float = 1e-3,
     ) -> None:
-        wrong = float(lr) < 0 or not 0 <= momentum < 1 or weight_decay < 0 or trust < 0
-        if wrong:
-            raise ConfigError(
-                f"LARS: lr={lr}, momentum={momentum}, weight_decay={weight_decay}, trust={trust}; all must be 0 or "
-                "more, the momentum below 1"
-            )
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
 
     @torch.no_grad()
