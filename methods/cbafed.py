@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
 from methods.base import Batch, LocalWork, Pass, Site, Stream, Upload, Visit
-from methods.parts.aggregation import read_mode, share_weights
+from methods.parts.labelled_share import LabelledShare
 from methods.parts.residual import LabelledClients, residual_connection
 from methods.parts.tensors import one_hot
 
 
-class CBAFed(LabelledClients):
+class CBAFed(LabelledShare, LabelledClients):
     """Class balanced adaptive pseudo-labelling (Li et al., CVPR 2023).
 
     Warm-up is FedAvg+ on the labelled clients (Eqs. 1, 3). After it, all clients take part. An unlabelled client labels
@@ -81,9 +81,14 @@ class CBAFed(LabelledClients):
         min_batch: int = 2,
         **base: Any,
     ) -> None:
-        super().__init__(model, res_client_alpha=res_client_alpha, min_batch=min_batch, **base)
+        super().__init__(
+            model,
+            labelled_weight_mode=labelled_weight_mode,
+            res_client_alpha=res_client_alpha,
+            min_batch=min_batch,
+            **base,
+        )
         self.require_thresholds("cba_tau", "cba_tau_h", "pl_threshold")
-        read_mode(labelled_weight_mode)
         self.reference: nn.Module = copy.deepcopy(model).requires_grad_(False)
         self.previous = copy.deepcopy(self.reference)
         for name, value in self.statistics(torch.ones(num_classes)).items():
@@ -210,11 +215,6 @@ class CBAFed(LabelledClients):
         counts = torch.stack([u.stats["counts"] for u in uploads]).sum(dim=0)  # Eq. 7
         if counts.sum() > 0:
             self.load_tensors(self.statistics(counts))  # Eqs. 8 to 13
-
-    def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
-        """Return the number of images used, N_i or |D_i|, adjusted by ``labelled_weight_mode``."""
-        sizes, labelled = [u.weight for u in uploads], [u.visit.labelled for u in uploads]
-        return share_weights(sizes, labelled, self.hparams.labelled_weight_mode)
 
     def connect(self, round: int) -> None:
         """Apply the residual connection over rounds: FedAvg+'s in the warm-up (Eq. 3), then CBAFed's (Eq. 21)."""

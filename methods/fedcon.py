@@ -12,7 +12,7 @@ from methods.base import Batch, LocalWork, Pass, Site, StepNumber
 from methods.parts.labels_at_server import LabelsAtServer
 from methods.parts.server_momentum import ServerMomentum
 from methods.parts.static_norms import StaticNorms
-from methods.parts.tensors import ema_update, exponential_ramp, wide
+from methods.parts.tensors import divergence, ema_update, exponential_ramp, wide
 
 
 class FedCon(LabelsAtServer, StaticNorms, ServerMomentum):
@@ -152,7 +152,8 @@ class FedCon(LabelsAtServer, StaticNorms, ServerMomentum):
         with torch.no_grad():
             student = [wide(self.student_network()(samples[view])) for view in ("x", "x2")]
         classes = 0.5 * F.cross_entropy(teacher[0], samples["y"]) + 0.5 * F.cross_entropy(teacher[1], samples["y"])
-        consistency = 0.5 * divergence(student[1], teacher[0]) + 0.5 * divergence(student[0], teacher[1])
+        first, second = divergence(student[1], teacher[0]).mean(), divergence(student[0], teacher[1]).mean()
+        consistency = 0.5 * first + 0.5 * second
         self.log("loss_consistency", consistency.detach())
         return classes + self.ramp * consistency
 
@@ -201,9 +202,3 @@ def predictor(features: int, width: int) -> nn.Sequential:
 def dissimilarity(prediction: Tensor, target: Tensor) -> Tensor:
     """``-mean cos(p, z)`` over the rows of two matrices ``[B, d]``; no gradient through the second."""
     return -F.cosine_similarity(prediction, target.detach(), dim=1).mean()
-
-
-def divergence(target: Tensor, logits: Tensor) -> Tensor:
-    """``KL(p || q)`` of softmax probabilities, averaged over samples; logits ``[B, C]``, no gradient through p."""
-    p, q = target.detach().log_softmax(dim=1), logits.log_softmax(dim=1)
-    return (p.exp() * (p - q)).sum(dim=1).mean()

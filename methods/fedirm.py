@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from methods.base import Batch, Site, StepNumber, Upload, Visit
 from methods.models.backbone import DropsUnits
-from methods.parts.aggregation import read_mode, share_weights
+from methods.parts.labelled_share import LabelledShare
 from methods.parts.mean_teacher import MeanTeacher
 from methods.parts.tensors import exponential_ramp, one_hot, wide
 
 PASSES = 11
 
 
-class FedIRM(MeanTeacher):
+class FedIRM(LabelledShare, MeanTeacher):
     """Federated inter-client relation matching (Liu et al., MICCAI 2021), as run in the RSCFed tables.
 
     A labelled client learns with cross-entropy and returns the mean of its batches' class relation matrices. In the
@@ -62,7 +62,6 @@ class FedIRM(MeanTeacher):
         ramp_offset: int = 7,
         confidence_gate: float = 0.3,
         entropy_gate: float = 2.0,
-        labelled_weight_mode: str = "share:0.5",
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
@@ -73,7 +72,6 @@ class FedIRM(MeanTeacher):
                 stacklevel=2,
             )
         self.require_thresholds("confidence_gate")
-        read_mode(labelled_weight_mode)
         self.register_buffer("relation", torch.full((num_classes, num_classes), 1.0 / num_classes))
 
     def train(self, mode: bool = True) -> "FedIRM":
@@ -130,11 +128,6 @@ class FedIRM(MeanTeacher):
         if upload is not None and relation is not None:
             upload.stats["relation"] = relation
         return upload
-
-    def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
-        """Split the weight between labelled and unlabelled clients as ``labelled_weight_mode`` says."""
-        sizes, labelled = [u.weight for u in uploads], [u.visit.labelled for u in uploads]
-        return share_weights(sizes, labelled, self.hparams.labelled_weight_mode)
 
     def aggregate(self, uploads: Sequence[Upload]) -> None:
         """Average the models, and the relation matrices for the next round."""

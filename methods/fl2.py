@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from methods.base import Batch, Site, Stream, Upload
 from methods.fixmatch import FixMatch
-from methods.parts.tensors import set_gradient, wide
+from methods.parts.tensors import divergence, set_gradient, wide
 
 Tensors = Mapping[str, Tensor]
 ETA = 0.01
@@ -194,12 +194,6 @@ def gradients(loss: Tensor, at: Tensors, retain_graph: bool = False) -> dict[str
     """Gradients of the loss by tensor name; tensors that it does not depend on are left out."""
     found = torch.autograd.grad(loss, list(at.values()), retain_graph=retain_graph, allow_unused=True)
     return {name: gradient for name, gradient in zip(at, found, strict=True) if gradient is not None}
-
-
-def divergence(target: Tensor, logits: Tensor) -> Tensor:
-    """Per-sample ``KL(softmax(target) || softmax(logits))``, ``[B]``; both arguments ``[B, C]``."""
-    log_target, log_prediction = target.log_softmax(dim=1), logits.log_softmax(dim=1)
-    return (log_target.exp() * (log_target - log_prediction)).sum(dim=1)
 
 
 def asam(parameters: Tensors, gradients: Tensors, rho: float, eta: float = ETA) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from datamodules.base import SiteData
 from datamodules.partition.roster import Roster
 from methods.base import Batch, FedMethod, LocalWork, Pass, Site, StepNumber, Stream
+from methods.parts.joint_steps import in_one_pass
 from methods.parts.tensors import proximal_term
 
 
@@ -153,10 +154,8 @@ class LocalSSL(FedMethod):
         return self.local_loss(batch, self.outputs(batch))
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits of x, the weak and the strong view by field, from one forward pass, in the module's precision."""
-        views = images(batch)
-        logits = self(torch.cat(list(views.values()))).to(self.dtype)
-        return dict(zip(views, logits.split([len(view) for view in views.values()]), strict=True))
+        """Logits of x, the weak and the strong view by field, from one forward pass."""
+        return in_one_pass(self, batch)
 
     def local_loss(self, batch: Batch, out: Mapping[str, Tensor]) -> Tensor:
         """Sum the supervised, consistency and proximal terms that the batch has images for."""
@@ -218,12 +217,6 @@ class UDA(FixMatch):
     def targets(self, weak: Tensor, classes: Tensor) -> Tensor:
         """Return the sharpened probabilities ``[N, C]``."""
         return (weak / self.temperature).softmax(dim=1)
-
-
-def images(batch: Batch) -> dict[str, Tensor]:
-    """Return a batch's images by field, labelled ones first."""
-    streams = [batch[name] for name in ("labelled", "unlabelled", "beside") if name in batch]
-    return {field: values for stream in streams for field, values in stream.items() if field != "y"}
 
 
 def unlabelled_batch(labelled: int, unlabelled: int, batch_size: int, few: tuple[int, int], cap: int | None) -> int:

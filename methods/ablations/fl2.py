@@ -9,9 +9,9 @@ from torch.func import functional_call
 
 from datamodules.base import FSSLDataModule
 from methods.base import Batch, Site, Stream
-from methods.fl2 import FL2, Tensors, divergence, gradients, joint_norm, moved
+from methods.fl2 import FL2, Tensors, gradients, joint_norm, moved
 from methods.parts.static_norms import LABELLED_BATCH, NormChoices
-from methods.parts.tensors import masked_mean, set_gradient, wide
+from methods.parts.tensors import divergence, masked_mean, set_gradient, wide
 
 
 class AllSelected(FL2):

@@ -4,8 +4,10 @@ from torch import Tensor
 
 from methods.base import Batch
 from methods.feddure import FedDure
-from methods.local_ssl import LocalSSL, images
+from methods.local_ssl import LocalSSL
+from methods.parts.joint_steps import images
 from methods.parts.supervised_first import SupervisedFirst
+from methods.parts.tensors import wide
 
 
 class OwnStatistics(LocalSSL):
@@ -24,7 +26,7 @@ class OwnStatistics(LocalSSL):
             needed = {"x", "weak"}
         views = images(batch)
         chosen = [name for name in views if name in needed] or list(views)
-        return {name: self(views[name]).to(self.dtype) for name in chosen}
+        return {name: wide(self(views[name])) for name in chosen}
 
 
 class SupervisedSteps(SupervisedFirst, LocalSSL):

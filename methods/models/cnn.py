@@ -31,10 +31,6 @@ class ProjectionHead(DropsUnits):
         logits: Tensor = self.classifier(self.projection(h))
         return logits
 
-    def extra_repr(self) -> str:
-        """Show the dropout probability, which is not a submodule."""
-        return f"dropout={self.dropout}"
-
 
 def pool(x: Tensor) -> Tensor:
     """Max-pool 2×2 windows like ``F.max_pool2d(x, 2)``: [B, channels, side, side] to half the side, rounded down.

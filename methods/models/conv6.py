@@ -44,10 +44,6 @@ class HiddenHead(DropsUnits):
         logits: Tensor = self.classifier(F.relu(self.hidden2(F.relu(torch.cat(made)))))
         return logits.view(passes, len(features), -1).mean(dim=0)
 
-    def extra_repr(self) -> str:
-        """Show the dropout probability, which is not a submodule."""
-        return f"dropout={self.dropout}"
-
 
 class Conv6(Backbone):
     """Three blocks of two 3×3 convolutions and a max-pool, then linear layers of 1024 and 512 units.

@@ -1,6 +1,6 @@
 """Averages of client states, summed in the given order (client-id order) in float64."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, NoReturn
 
@@ -26,20 +26,13 @@ class Summand(Mapping[str, Tensor]):
     def __init__(self, joint: Any, visit: Any) -> None:
         self.joint, self.visit = joint, visit
 
-    def __getitem__(self, name: str) -> Tensor:
-        self._refuse()
-
-    def __iter__(self) -> Iterator[str]:
-        self._refuse()
-
-    def __len__(self) -> int:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: Any) -> NoReturn:
         raise RunError(
             f"the method reads the tensors of client {self.visit.client}, but with --sums by_rank only their mean with "
             "other clients' is available; set uploads_needed = 'each' in the method (methods/base.py)"
         )
+
+    __getitem__ = __iter__ = __len__ = _refuse
 
 
 def weighted_mean(states: Sequence[State], weights: Sequence[float] | Tensor) -> dict[str, Tensor]:

@@ -128,10 +128,7 @@ class JointSteps(FedMethod):
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
         """Logits of x, the weak and the strong view by field, from one forward pass."""
-        views = images(batch)
-        logits = wide(self(torch.cat(list(views.values()))))
-        parts = torch.split(logits, [len(view) for view in views.values()])
-        return dict(zip(views, parts, strict=True))
+        return in_one_pass(self, batch)
 
     def targets(self, samples: Mapping[str, Tensor], local: Tensor) -> tuple[Tensor, Tensor]:
         """Return targets t ``[N, C]`` of unlabelled images and the mask m of those that count, bool ``[N]``.
@@ -153,7 +150,14 @@ class JointSteps(FedMethod):
             self.site.report_pseudo_labels(samples["index"], labels, mask)
 
 
+def in_one_pass(net: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """Logits of a batch's images by field, from one forward pass, so that all share the statistics of batch norm."""
+    views = images(batch)
+    logits = wide(net(torch.cat(list(views.values()))))
+    return dict(zip(views, logits.split([len(view) for view in views.values()]), strict=True))
+
+
 def images(batch: Batch) -> dict[str, Tensor]:
-    """Return a batch's views by field, labelled images first."""
-    streams = [batch[name] for name in ("labelled", "unlabelled") if name in batch]
+    """Return a batch's images by field, labelled ones first."""
+    streams = [batch[name] for name in ("labelled", "unlabelled", "beside") if name in batch]
     return {field: values for stream in streams for field, values in stream.items() if field not in ("y", "index")}

@@ -46,6 +46,12 @@ def smoothed_divergence(targets: Tensor, logits: Tensor, eps: float = 1e-10) -> 
     return (t * (t.log() - p.log())).sum(dim=1)
 
 
+def divergence(target: Tensor, logits: Tensor) -> Tensor:
+    """Per-sample ``KL(softmax(target) || softmax(logits))``, ``[B]``; both arguments ``[B, C]``."""
+    log_target, log_prediction = target.log_softmax(dim=1), logits.log_softmax(dim=1)
+    return (log_target.exp() * (log_target - log_prediction)).sum(dim=1)
+
+
 def proximal_term(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
     """``||theta - theta_0||^2 / 2`` over all parameters (FedProx, Li et al., MLSys 2020, without the factor mu)."""
     return 0.5 * torch.stack([(p - a).square().sum() for p, a in zip(parameters, anchors, strict=True)]).sum()

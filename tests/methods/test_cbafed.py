@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.federation.loop import Federation
-from benchmark.runs.records import readings
-from cbafed_runs import Net, at_unlabelled_client, federation, pseudo_set, same
+from cbafed_runs import Net, federation, pseudo_set, same
 from datamodules.base import SiteData
 from datamodules.common.errors import RunError
 from datamodules.views.batches import epoch
@@ -168,38 +167,6 @@ def test_warmup_is_fedavg_plus() -> None:
         assert same(plus.server, ours.server)
 
 
-def test_thresholds_follow_the_labels_then_everything_used() -> None:
-    """After the warm-up they come from the labelled histogram, after a round also from the pseudo-labels."""
-    made = federation()
-    made.run_round(0)
-    labels = torch.bincount(made.data.client(0).labels, minlength=10).float()
-    wanted = made.method.statistics(labels)
-    assert torch.equal(made.server["thresholds"], wanted["thresholds"])
-    assert torch.equal(made.server["tail"], wanted["tail"])
-    uploads, *_ = made.run_visits(made.visits(1))
-    counts = sum(u.stats["counts"] for u in uploads)
-    assert counts.sum() > labels.sum()
-    for upload in uploads:
-        assert upload.weight == float(upload.stats["counts"].sum())
-    made.run_round(1)
-    assert torch.equal(made.server["thresholds"], made.method.statistics(counts)["thresholds"])
-
-
-def test_labels_belong_to_the_stored_pixels_and_the_received_model() -> None:
-    """Evaluation mode leaves the statistics alone; predicting the stored pixels gives the stored labels back."""
-    made = federation(tail_beta=0.0, pl_threshold=0.0)
-    made.run_round(0)
-    site = at_unlabelled_client(made)
-    before = {k: v.clone() for k, v in made.method.state_dict().items()}
-    stream = pseudo_set(made.method, site)
-    assert all(torch.equal(v, before[k]) for k, v in made.method.state_dict().items() if k != "counts")
-    assert sorted(stream.index.tolist()) == sorted(site.data.unlabelled.tolist())
-    assert not stream.views and not stream.shuffle
-    made.method.eval()
-    with torch.no_grad():
-        assert torch.equal(made.method.predict(stream.fields["x"]).argmax(dim=1), stream.fields["y"])
-
-
 def test_a_client_that_selects_nothing_returns_what_it_received_with_weight_zero() -> None:
     """The average is then the labelled client's; the thresholds follow its labels."""
     made = federation(pl_threshold=1.5, tail_beta=0.0, res_server_alpha=0.0)
@@ -264,11 +231,3 @@ def test_without_thresholds_and_residuals_it_is_fedavg_on_pseudo_labels() -> Non
     expected = plain.method.tensors("shared")
     assert different(free.method.tensors("shared"), expected) == []
     assert different(picky.method.tensors("shared"), expected) == list(expected)
-
-
-def test_rounds_of_the_warm_up_cannot_be_the_best() -> None:
-    """Their model is FedAvg's; the rows say so, and ``best`` leaves them out."""
-    rows = run_rows(make_federation("cbafed", rounds=3, warmup_rounds=2))
-    assert [row.get("warmup", False) for row in rows] == [True, True, False]
-    assert readings(rows, 1)["best"]["round"] == 2
-    assert readings(rows[:2], 1)["best"]["round"] < 2

@@ -1,7 +1,5 @@
 """FixMatch at clients: who labels, what that changes, and the rows that are this method, too."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,26 +26,6 @@ def test_the_labelling_model_alone_decides(who: str, local: list[float], receive
     """Its class, and its confidence; the other model's do not matter."""
     assert labelled_by(who, local, received) == ([1.0, 0.0, 0.0], True)
     assert labelled_by(who, received, local) == ([0.0, 1.0, 0.0], False)
-
-
-def first_steps(method: type | str, steps: int, **args: Any) -> dict[str, Tensor]:
-    """What client 0 uploads after so many steps of its first visit."""
-    run = contract_federation(method, rounds=1, **args)
-    batches: list[Any] = []
-    run.method.on_train_batch_start = lambda batch, number: batches.append(batch) or (-1 if number == steps else None)
-    upload = visited(run, run.visits(0)[0])[0].upload
-    assert upload is not None and len(batches) == steps + 1
-    return upload.tensors
-
-
-def test_both_models_label_alike_before_the_first_step() -> None:
-    """Without batch norm and dropout the received model is the local one; one step later it is not any more."""
-    one, two = (
-        [first_steps("client_fixmatch", steps, pseudo_labels=who, threshold=0.5) for who in ("local", "global")]
-        for steps in (1, 4)
-    )
-    assert all(torch.equal(value, one[1][name]) for name, value in one[0].items())
-    assert any(not torch.equal(value, two[1][name]) for name, value in two[0].items())
 
 
 def test_a_visit_is_what_plain_torch_computes() -> None:

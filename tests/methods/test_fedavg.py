@@ -79,18 +79,6 @@ def test_released_sequences(name: str) -> None:
     assert seen[-len(case["outputs"]) :] == pytest.approx(case["outputs"], abs=1e-3)
 
 
-def test_first_reference_of_the_server_may_be_the_first_round() -> None:
-    """first: the mix at index 5 is with the model after index 0, so 1 and 6 become 3.5 instead of 3."""
-    seen = {}
-    for first in (False, True):
-        model, reference = Scalar(0.0), Scalar(0.0)
-        for index in range(6):
-            model.set(float(model) + 1)
-            residual_connection(reference, model, index, 0.5, 5, first)
-        seen[first] = float(model)
-    assert seen == {False: 3.0, True: 3.5}
-
-
 def test_everything_is_mixed_and_counters_are_truncated() -> None:
     """Weights, statistics and counters; the reference becomes the mix."""
     model, reference = Scalar(6.0), Scalar(1.0)

@@ -7,33 +7,25 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from benchmark.federation.loop import Federation
 from feddure_steps import (
-    BATCHNORM,
     CASES,
     PLAIN,
-    Toy,
     batch_of,
     equal,
-    federation,
     name_of,
     step,
     take_steps,
     toy_method,
 )
-from federations import contract_federation, rounds_until, visited
+from federations import contract_federation, rounds_until
 from methods.ablations.feddure import (
     AsWritten,
     DifferentiableWeights,
     FRegOnLogits,
     NormalisedWeights,
-    Released,
-    WithoutCReg,
-    WithoutFReg,
 )
-from methods.base import Visit
 from methods.feddure import FedDure, WeightNet
 
 FLAGS = {
@@ -59,42 +51,6 @@ def test_joint_step(case: dict[str, Any], cls: type[FedDure]) -> None:
     equal(method.model, out["theta_after"])
     assert float(method.tallied("creg/d")) == pytest.approx(out["d_old_minus_new"], rel=1e-9)
     assert float(method.tallied("freg/m")) == pytest.approx(float(out["instance_weights_m"].mean()), rel=1e-12)
-
-
-SETTINGS: list[dict[str, Any]] = [
-    {"feedback_weight": -1.0},
-    {"feedback_weight": 0.5},
-    {"creg_lr": 0.05},
-    {"freg_lr": 0.05},
-    {"threshold": 0.6},
-    {"unsup_targets": "soft"},
-    {"unsup_targets": "soft", "temperature": 0.4},
-    {"unsup_weight": 2.0},
-    {"unsup_ramp": 20},
-    {"optimizer": "adam"},
-    {"weight_decay": 0.1},
-    {"clip_norm": 0.01},
-    {"prox_mu": 0.5},
-    {"cls": WithoutCReg},
-    {"cls": WithoutFReg},
-    {"cls": Released},
-    {"cls": Released, "warmup_steps": 3},
-    {"cls": Released, "creg_wait": 0},
-    *({"cls": cls} for cls in FLAGS.values() if cls is not FedDure),
-]
-
-
-def test_every_argument_and_variant_does_something() -> None:
-    """Three steps end elsewhere with each of these settings, in the local model or in a regulator."""
-    ends = []
-    for args in [{}, *SETTINGS]:
-        method = step(BATCHNORM, 3, **args)
-        state = [p.detach() for part in (method.model, method.creg, method.freg) for p in part.parameters()]
-        ends.append(torch.cat([p.flatten() for p in state]))
-        assert bool(torch.isfinite(ends[-1]).all())
-    for i, end in enumerate(ends):
-        same = [j for j in range(i) if torch.allclose(end, ends[j], rtol=1e-10, atol=1e-12)]
-        assert not same, f"{([{}, *SETTINGS])[i]} ends where {([{}, *SETTINGS])[same[0]]} does"
 
 
 def test_constant_regulators_leave_fixmatch_without_a_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,58 +87,6 @@ def test_forcing_d_to_zero_leaves_the_local_model_alone() -> None:
     equal(without.model, expected)
 
 
-def test_where_the_state_lives() -> None:
-    """The local model and its batch-norm statistics travel, C-reg and F-reg do not; F-reg is the client's own."""
-    run = federation()
-    run.run_round(0)
-    assert all(name.startswith("model.") for name in run.server)
-    assert set(run.clients[0].tensors) == {f"freg.{n}" for n in run.method.freg.state_dict()}
-    weights = [run.clients[k].tensors["freg.0.weight"] for k in (0, 1)]
-    assert not torch.allclose(*weights, atol=1e-2)
-    assert all(not any(states) for states in run.clients[0].optimizers)
-
-
-def test_aggregation_counts_all_images_and_all_tensors() -> None:
-    """Weights n_s + n_u; running statistics are averaged with the parameters."""
-    run = federation()
-    uploads, _, _ = run.run_visits(run.visits(0))
-    sizes = [client.size for client in run.data.clients]
-    assert [u.weight for u in uploads] == sizes
-    run.method.aggregate(uploads)
-    name = "model.body.1.running_mean"
-    expected = sum(n * u.tensors[name].double() for n, u in zip(sizes, uploads, strict=True)) / sum(sizes)
-    torch.testing.assert_close(run.method.tensors("shared")[name].double(), expected, rtol=1e-6, atol=1e-8)
-    assert float(expected.abs().max()) > 0
-
-
-def visit_twice(**args: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], Federation]:
-    """Client 0's F-reg after its first visit, and all regulators at the beginning of its second."""
-    run = federation(**args)
-    visit = Visit(client=0, size=run.data.client(0).size)
-    _, kept = visited(run, visit)
-    first, seen = {n: t.clone() for n, t in kept.tensors.items()}, {}
-    method = run.method
-    original = method.on_train_start
-
-    def spy() -> None:
-        original()
-        seen.update(method.tensors("personal", "local"))
-
-    method.on_train_start = spy
-    visited(run, Visit(round=1, client=0, size=visit.size, first=False), kept)
-    run.clients[0] = kept
-    return first, seen, run
-
-
-def test_what_persists_between_visits() -> None:
-    """C-reg starts from the global model again; F-reg keeps its weights and begins with a new Adam."""
-    first, seen, run = visit_twice()
-    assert first and all(torch.equal(value, seen[name]) for name, value in first.items())
-    for name, value in run.server.items():
-        assert torch.equal(value, seen[name.replace("model.", "creg.", 1)])
-    assert not run.clients[0].optimizers
-
-
 def test_the_reward_is_of_the_stepped_network_under_autocast_too() -> None:
     """Autocast keeps casts of parameters for as long as it lasts, and C-reg moves while it does."""
     method = toy_method(PLAIN, creg_lr=0.5).float()
@@ -209,19 +113,3 @@ def test_one_kind_of_images_moves_the_local_model_only(kind: str) -> None:
     take_steps(method, [{kind: batch_of(PLAIN)[kind]}] * 2)
     moved = {name.split(".")[0] for name, value in method.state_dict().items() if not torch.equal(value, before[name])}
     assert moved == {"model"}
-
-
-def test_freg_is_drawn_from_the_stream_of_the_visit() -> None:
-    """Torch's global generator is neither read nor moved; the same visit draws the same numbers."""
-    drawn = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(0)
-        method = FedDure(Toy(False), 3)
-        method.generator = torch.Generator().manual_seed(seed)
-        torch.manual_seed(len(drawn))
-        state = torch.get_rng_state()
-        method.on_train_start()
-        assert torch.equal(torch.get_rng_state(), state)
-        drawn.append(torch.cat([p.detach().flatten() for p in method.freg.parameters()]))
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])

@@ -85,38 +85,6 @@ def test_what_is_downloaded() -> None:
     assert made.sent_bytes(sent, visit) == sparse_bytes(masks, run.server)
 
 
-def test_small_entries_of_both_sides_are_alike() -> None:
-    """The example of the issue: .03 at the client and .04 at the server are both 0 up to .05, so .03 stays."""
-    made = method(cls=OwnEntriesKept, l1_threshold=0.05, delta=0.02)
-    size = sum(p.numel() for p in made.model.parameters())
-    psi = torch.full((sum(p.numel() for p in made.psi().values()),), 0.03)
-    sigma = torch.zeros(size - len(psi))
-    made.memory = {0: {"psi": psi, "sigma": sigma}}
-    merged = made.merged(torch.full((size,), 0.04), client=0)
-    for name in made.psi_names:
-        value, taken = merged[f"model.{name}"]
-        assert not bool(taken.any())
-        assert bool((value == psi[0]).all())
-    assert all(bool(merged[f"model.{name}"][1].all()) for name in made.sigma())
-
-
-def test_bytes_of_downloads() -> None:
-    """Whole models in the first round; later ones in full, or what changed alone."""
-    for cls in (FedMatch, OwnEntriesKept):
-        made = method(cls=cls, helpers=0, lr=1e-3, **(AT_CLIENTS | {"l1_threshold": 5e-6, "delta": 1e-3}))
-        run = federation(made, few("all_clients"), rounds=2)
-        run.server_phase(0, first=True)
-        rows = [run.run_round(0), run.run_round(1)]
-        whole = sum(t.numel() * t.element_size() for t in run.method.tensors("shared").values())
-        assert rows[0]["bytes_down"] == rows[0]["visits"] * whole
-        if cls is FedMatch:
-            assert run.method.memory == {}
-            assert rows[1]["bytes_down"] == 2 * rows[0]["bytes_down"]
-            assert changed(run.server, run.method.broadcast(run.server, Visit(round=2, client=0))) == set()
-        else:
-            assert rows[1]["bytes_down"] < 1.9 * rows[0]["bytes_down"]
-
-
 def test_helpers_are_counted() -> None:
     """Two more parts psi on the way down, of which entries up to ``l1_threshold`` count as 0 and are not sent."""
     run = make_federation("fedmatch", single(), rounds=2, helper_every=1, local_epochs=1, **GENTLE)

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from methods import models
 from methods.fedmatch import FedMatch
@@ -63,21 +62,6 @@ def test_small_entries_are_cut_in_evaluation_only() -> None:
     assert part(zero).tolist() == [1e-6, -5e-6, 6e-6, 1.0]
     assert part.eval()(zero).tolist() == [0.0, 0.0, 6e-6, 1.0]
     assert sparse(torch.tensor([-2.0, 1.0, 0.0]), 1.0).tolist() == [-2.0, 0.0, 0.0]
-
-
-def test_another_psi_can_be_put_in() -> None:
-    """One network with its own sigma and the psi of another, as helpers are."""
-    own, other = network("wrn28_2").eval(), network("wrn28_2").eval()
-    for model in (own, other):
-        decompose(model)
-        model.eval()
-    with torch.no_grad():
-        for _, psi in pairs(other):
-            psi.add_(torch.randn_like(psi) * 0.1)
-    theirs = {name: other.get_parameter(name).detach() for name in psi_names(other)}
-    out = functional_call(own, theirs, (images(),))
-    own.load_state_dict({**own.state_dict(), **theirs})
-    assert torch.equal(own(images()), out)
 
 
 def test_flat_and_back() -> None:

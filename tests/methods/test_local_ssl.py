@@ -281,23 +281,3 @@ def test_ramp_over_a_visit() -> None:
         for _ in fit.run(3, lambda epoch: passes[epoch]):
             weights.append(float(method.lambda_k))
         assert weights[2:] == [8 * (k + 1) / 20 for k in range(4)]
-
-
-def test_supervised_upper_bounds_come_from_the_data() -> None:
-    """Revealed: true labels beside the unlabelled images. Pooled: everything is labelled, one pass in batches of 10."""
-    data = make_data("all_clients", hidden_labels="revealed")
-    site = data.client(0)
-    assert site.revealed is not None
-    assert torch.equal(site.revealed, data.train_labels[site.unlabelled])
-    seen, _, _ = visit(data, **SUPERVISED)
-    assert all(len(b["unlabelled"]["y"]) == len(b["unlabelled"]["weak"]) for b in seen)
-    pooled, hidden = make_data("all_clients", hidden_labels="pooled"), make_data("all_clients")
-    assert pooled.partition.hash == data.partition.hash == hidden.partition.hash
-    assert hidden.client(0).revealed is None
-    everything = pooled.client(0)
-    assert len(everything.unlabelled) == 0
-    assert everything.size == site.size
-    seen, _, _ = visit(pooled, **SUPERVISED, steps_per_visit=None)
-    labels = torch.cat([b["labelled"]["y"] for b in seen]).sort().values
-    assert torch.equal(labels, everything.labels.sort().values)
-    assert {len(b["labelled"]["y"]) for b in seen[:-1]} == {10}

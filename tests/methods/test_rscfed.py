@@ -5,17 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
-from federations import few_data, few_in, make_federation, make_method, rounds_until, small_contract
+from federations import few_in, make_federation, make_method, rounds_until, small_contract
 from golden_files import load
 from host_reads import count_host_reads
 from methods.ablations.rscfed import LabelledInEverySubset
-from methods.base import Upload, Visit
 from methods.parts.aggregation import weighted_mean
-from methods.rscfed import RSCFed, consensus_weights, tensor_distance
+from methods.rscfed import consensus_weights, tensor_distance
 
 GOLDEN = load("rscfed/dma_aggregation")
 
@@ -47,14 +45,6 @@ def states(count: int = 5, seed: int = 0) -> list[dict[str, torch.Tensor]]:
     """Random models of two tensors."""
     g = torch.Generator().manual_seed(seed)
     return [{"w": torch.randn(3, 4, generator=g), "b": torch.randn(3, generator=g)} for _ in range(count)]
-
-
-def test_identical_models_come_back() -> None:
-    """The consensus of equal models is that model."""
-    model = states(1)[0]
-    weights = consensus_weights([model] * 5, [10.0, 20, 30, 40, 50], [True, False, False, False, False], 1e4)
-    mean = weighted_mean([model] * 5, weights)
-    torch.testing.assert_close(mean, dict(model))
 
 
 def test_without_distance_and_multiplier_it_is_fedavg() -> None:
@@ -93,18 +83,6 @@ def test_shares_survive_distances_that_underflow() -> None:
     weights = consensus_weights(models, [500.0, 500.0, 10.0], [False, False, True], 100.0, mode="share:0.5")
     assert weights[2] == pytest.approx(0.5)
     assert sum(weights) == pytest.approx(1.0)
-
-
-def test_the_warmup_averages_by_size() -> None:
-    """With several labelled clients and a huge beta, warm-up rounds are those of FedAvg."""
-    data = few_data(4, labelled=3)
-    ours = make_federation("rscfed", data=data, rounds=2, warmup_rounds=2, subset_size=2, dma_beta_labelled=1e4)
-    plain = make_federation("fed_consist", data=data, rounds=2, warmup_rounds=2, labelled_weight_mode="plain")
-    for federation in (ours, plain):
-        federation.run_round(0)
-        federation.run_round(1)
-    model = {name: value for name, value in plain.server.items() if name.startswith("model.")}
-    assert all(torch.equal(ours.server[name], value) for name, value in model.items())
 
 
 def test_a_client_without_images_is_refused() -> None:
@@ -147,61 +125,6 @@ def test_forcing_the_labelled_client() -> None:
         for ours, drawn in zip(*(m.select_clients(number, roster) for m in (forced, plain)), strict=True):
             assert ours == (drawn if 0 in drawn else [*drawn[:-1], 0])
             assert len(set(ours)) == 5
-
-
-def test_ablation_without_dma_weighs_by_size_and_multiplier() -> None:
-    """dma = false: global model = mean over subsets of size-weighted means with the multiplier kept."""
-    method, roster = make_method("rscfed", dma=False, warmup_rounds=0, subsets=2), Roster(10, (0,), seed=3)
-    drawn = method.select_clients(0, roster)
-    name = method.names("shared")[0]
-    uploads, expected = [], 0.0
-    for m, subset in enumerate(drawn):
-        total = weighted = 0.0
-        for c in sorted(subset):
-            visit = Visit(client=c, cohort=m, labelled=c == 0, size=100 + c)
-            tensors = {k: torch.full_like(v, float(c)) for k, v in method.tensors("shared").items()}
-            uploads.append(Upload(visit, tensors, weight=100.0 + c))
-            factor = (100.0 + c) * (6.0 if c == 0 else 1.0)
-            total, weighted = total + factor, weighted + factor * c
-        expected += weighted / total / 2
-    method.aggregate(sorted(uploads, key=lambda u: (u.visit.client, u.visit.cohort)))
-    assert float(method.state_dict()[name].flatten()[0]) == pytest.approx(expected, rel=1e-6)
-
-
-def normalised(**given: Any) -> RSCFed:
-    """The method on a network with running statistics, after its warm-up."""
-    torch.manual_seed(0)
-    return RSCFed(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), warmup_rounds=0, **given)
-
-
-def two_subsets(method: RSCFed) -> list[Upload]:
-    """Uploads of clients 0, 1, 2 and 2, 3: models of their own, of which only client 0's has labels."""
-    uploads = []
-    for place, (cohort, client) in enumerate([(0, 0), (0, 1), (0, 2), (1, 2), (1, 3)]):
-        generator = torch.Generator().manual_seed(place)
-        moved = {
-            k: v + (0.1 * torch.randn(v.shape, generator=generator) if v.is_floating_point() else place)
-            for k, v in method.tensors("shared").items()
-        }
-        size = 1000 * (client + 1)
-        visit = Visit(client=client, cohort=cohort, labelled=client == 0, size=size)
-        uploads.append(Upload(visit, moved, float(size)))
-    return uploads
-
-
-def test_the_global_model_is_the_mean_of_the_sub_consensus_models() -> None:
-    """Eqs. 5 to 7 with the released numbers: 100 where a subset has labels, 10 000 where it has none, factor 6."""
-    method = normalised()
-    uploads = two_subsets(method)
-    models, sizes = [u.tensors for u in uploads], [u.weight for u in uploads]
-    first = consensus_weights(models[:3], sizes[:3], [True, False, False], 100.0, 6.0, "once", "sum_tensor")
-    second = consensus_weights(models[3:], sizes[3:], [False, False], 10_000.0, 6.0, "once", "sum_tensor")
-    assert min(first) > 0.01 and max(second) > 0.9  # the distances do matter, and differently
-    method.aggregate(uploads)
-    parts = weighted_mean(models[:3], first), weighted_mean(models[3:], second)
-    for name, value in method.tensors("shared").items():
-        if value.is_floating_point():
-            torch.testing.assert_close(value, (parts[0][name] + parts[1][name]) / 2)
 
 
 def test_a_client_drawn_twice_keeps_its_momentum_and_teacher() -> None:

@@ -72,15 +72,6 @@ def test_models_that_agree_give_fixmatch() -> None:
     torch.testing.assert_close(targets, F.one_hot(labels, 10).float())
 
 
-def test_without_a_gap_the_local_label_wins_and_across_a_wide_one_the_global_label() -> None:
-    """Confidences alike, classes different; then the received model is undecided."""
-    local, alike = torch.tensor([[9.0, 0.0, 0.0]]), torch.tensor([[0.0, 9.0, 0.0]])
-    assert corrected(local, alike)[0][0].tolist() == pytest.approx([1.0, 0.0, 0.0], abs=2e-5)
-    undecided = torch.tensor([[0.0, 0.1, 0.0]])
-    targets, mask = corrected(local, undecided)
-    assert targets[0].tolist() == pytest.approx([0.0, 1.0, 0.0], abs=2e-4) and mask.tolist() == [True]
-
-
 def test_where_nothing_is_confident_all_of_them_are_fedavg() -> None:
     """No image counts: SAGE and FixMatch train on labels alone, in the statistics of the same batches."""
     servers = []

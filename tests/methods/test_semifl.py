@@ -62,23 +62,6 @@ def test_fix_and_mix_sets(cls: type[SemiFL]) -> None:
         assert all(labels[k] == y and labels[m] == z for k, y, m, z in pairs)
 
 
-def test_every_epoch_draws_new_partners_from_all_images() -> None:
-    """Over many epochs each image of the client is drawn about as often, confident or not; a visit repeats itself."""
-    method, site, probabilities = site_and_method(threshold=0.9)
-    epochs = [[pair[2] for pair in pairs] for pairs in epochs_of(method, site, probabilities, 60)]
-    assert len({tuple(sorted(partners)) for partners in epochs}) == 60
-    counts = torch.bincount(torch.tensor(epochs).flatten(), minlength=int(site.data.unlabelled.max()) + 1)
-    assert int(counts.sum()) == int(counts[site.data.unlabelled].sum()) == 60 * len(epochs[0])
-    expected = 60 * len(epochs[0]) / len(site.data.unlabelled)
-    spread = (counts[site.data.unlabelled].double() - expected) / expected**0.5  # nearly Poisson
-    assert float(spread.abs().max()) < 4.5 and 0.75 < float(spread.var()) < 1.25
-    again = site_and_method(threshold=0.9)
-    assert [[pair[2] for pair in pairs] for pairs in epochs_of(*again, 60)] == epochs
-    later = site_and_method(threshold=0.9)
-    later[1].visit = replace(later[1].visit, round=1)
-    assert [pair[2] for pair in epochs_of(*later, 1)[0]] != epochs[0]
-
-
 def test_confident_partners_are_drawn_once_per_visit() -> None:
     """The same draws in every epoch, paired anew; other ones in the next visit."""
     method, site, probabilities = site_and_method(AsInFL2, threshold=0.9)
@@ -110,36 +93,6 @@ def test_mix_loss() -> None:
     assert isinstance(heavy, SemiFL)
     heavy.lam = 0.3
     torch.testing.assert_close(heavy.training_step(batch, 0), whole + 1.5 * expected)
-
-
-def lambdas(method: SemiFL, site: LocalSite, count: int) -> list[float]:
-    """The mixing weights of the first steps of a visit."""
-    method.local_work(site)
-    drawn = []
-    for number in range(count):
-        method.on_train_batch_start({"mix": {}}, number)
-        drawn.append(float(method.lam))
-    return drawn
-
-
-def test_lambdas_belong_to_the_visit() -> None:
-    """They repeat, whatever was drawn before, and differ between rounds, clients and repeats; torch draws nothing."""
-    method, site, _ = site_and_method()
-    visit, state = site.visit, torch.random.get_rng_state()
-    first = lambdas(method, site, 30)
-    assert len(set(first)) == 30
-    others = []
-    for change in ({"round": 1}, {"client": 1}, {"repeat": 1}):
-        site.visit = replace(visit, **change)
-        others.append(lambdas(method, site, 30))
-    assert len({tuple(drawn) for drawn in (first, *others)}) == 4
-    site.visit = visit
-    assert lambdas(method, site, 30) == first
-    assert torch.equal(torch.random.get_rng_state(), state)
-    other_run, same_site, _ = site_and_method()
-    assert lambdas(other_run, same_site, 30) == first
-    other_run, same_site, _ = site_and_method(run_seed=1)
-    assert lambdas(other_run, same_site, 30) != first
 
 
 def test_one_lambda_per_step_of_a_visit() -> None:

@@ -4,9 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from cbafed_runs import after, at_unlabelled_client, federation, pseudo_set, small
-from datamodules.views.batches import epoch
 from federations import make_data
-from methods.ablations.cbafed import BatchByBatch, PlainImages, RebuiltSets, WarmUpAtClients, batch_loss
+from methods.ablations.cbafed import PlainImages, RebuiltSets, WarmUpAtClients, batch_loss
 from methods.cbafed import CBAFed
 
 
@@ -36,20 +35,6 @@ def test_clean_labels_come_from_the_test_view_and_fresh_views_are_trained_on() -
     with torch.no_grad():
         clean = made.method.predict(made.data.take("test", stream.index)).argmax(dim=1)
     assert torch.equal(clean, stream.fields["y"])
-
-
-def test_batch_by_batch_labels_with_the_model_being_trained() -> None:
-    """The loss of a step is that of the labels that the model in training mode gives the very batch."""
-    made = federation(cls=BatchByBatch, pl_threshold=0.0, tail_beta=0.0)
-    made.run_round(0)
-    site = at_unlabelled_client(made)
-    (work,) = made.method.local_work(site)
-    made.method.train()
-    batch = next(epoch(work.streams, made.data, site.generator))
-    loss = made.method.training_step(batch, 0)
-    with torch.no_grad():
-        logits = made.method(batch["unlabelled"]["x"])
-    torch.testing.assert_close(loss.detach(), F.cross_entropy(logits, logits.argmax(dim=1)))
 
 
 def test_rebuilt_sets_are_labelled_when_their_turn_comes() -> None:

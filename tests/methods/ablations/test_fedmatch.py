@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from torch import nn
 
 from federations import make_federation, run_rows
 from fedmatch_runs import changed, federation, few, method, single
 from methods import models
-from methods.ablations.fedmatch import InertClients, SemiFLsCopy
+from methods.ablations.fedmatch import SemiFLsCopy
 from methods.parts.additive import pairs
 
 
@@ -25,18 +24,6 @@ def test_the_copy_in_semifls_code_never_trains_its_classifier() -> None:
     assert not any(name.startswith("model.head") for name in named)
 
 
-def test_inert_clients_only_move_running_statistics() -> None:
-    """FedCon's copy of FedMatch: no weight of any client changes."""
-    for network, moves in (("running", True), ("static", False)):
-        run = federation(method(network, cls=InertClients, lambda_s=1.0))
-        assert run.method.psi_names == []
-        uploads, _, _ = run.run_visits(run.visits(0)[:2])
-        for upload in uploads:
-            names = changed(run.server, upload.tensors)
-            assert all("running_" in name or "num_batches" in name for name in names)
-            assert bool(names) == moves
-
-
 def test_inert_clients_leave_what_the_labels_alone_give() -> None:
     """The hypothesis behind the published rows: without learning clients the method is the server's steps."""
     args = {"local_epochs": 1, "server_epochs": 1, "clip_norm": 1.0}
@@ -48,14 +35,6 @@ def test_inert_clients_leave_what_the_labels_alone_give() -> None:
     weights = {name: value for name, value in alone.server.items() if name.startswith("model.")}
     assert changed(start, alone.server) == set(weights)
     assert changed(weights, inert.server) == set()
-
-
-def test_convolutions_alone() -> None:
-    """In SemiFL's copy the classifier stays what it was."""
-    divided = method("resnet9", cls=SemiFLsCopy).model
-    assert len(pairs(divided)) == 8
-    assert isinstance(divided.head, nn.Linear)
-    assert "head.weight" in dict(divided.named_parameters())
 
 
 def test_independent_parts() -> None:

@@ -108,15 +108,3 @@ def test_reestimate_runs_the_rest_in_evaluation_mode_and_restores_the_mode():
         reestimate(model, [])
     assert not model[1].measures
     reestimate(nn.Conv2d(1, 1, 1), [])
-
-
-def test_static_norm_follows_the_state_that_it_loads():
-    """In evaluation mode, statistics count from the moment that they are loaded."""
-    measured, fresh = StaticBatchNorm2d(3), StaticBatchNorm2d(3)
-    reestimate(nn.Sequential(measured), [torch.randn(8, 3, 4, 4) + 2.0])
-    empty, x = fresh.state_dict(), torch.randn(5, 3, 2, 2)
-    empty = {name: value.clone() for name, value in empty.items()}
-    fresh.eval().load_state_dict(measured.state_dict())
-    torch.testing.assert_close(fresh(x), measured.eval()(x))
-    fresh.load_state_dict(empty)
-    torch.testing.assert_close(fresh(x), F.batch_norm(x, None, None, fresh.weight, fresh.bias, training=True))

@@ -69,19 +69,21 @@ def test_size() -> None:
     assert small(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
-def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A side that does not fit, timm missing, weights that cannot be had."""
-    with pytest.raises(ConfigError, match=r"side 30, .* multiples of 16; set data.side=224"):
-        build("vit_tiny_scratch", 10, image_size=30)
-    with pytest.raises(ConfigError, match=r"side 32, .* of 224 for the ImageNet weights"):
-        build("vit_tiny", 10, image_size=32)
+@pytest.mark.parametrize(("name", "side"), [("vit_tiny_scratch", 30), ("vit_tiny", 32)])
+def test_sides_that_do_not_fit(name: str, side: int) -> None:
+    with pytest.raises(ConfigError, match="side"):
+        build(name, 10, image_size=side)
+
+
+def test_weights_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """timm is missing, or offline."""
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ConfigError, match=r"pip install 'fssl-bench\[vit\]', or take model vit_tiny_scratch"):
+    with pytest.raises(ConfigError, match="pip install"):
         build("vit_tiny", 10, image_size=224)
 
     def offline(*_: object, **__: object) -> None:
         raise OSError("no route to host")
 
     monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=offline))
-    with pytest.raises(DataError, match=r"cannot be downloaded .*no route"):
+    with pytest.raises(DataError, match="no route"):
         build("vit_tiny", 10, image_size=224)

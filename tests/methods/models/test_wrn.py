@@ -118,17 +118,3 @@ def test_group_normalised_wide_resnet_treats_images_separately():
         torch.testing.assert_close(model(x), torch.cat([model(image[None]) for image in x]))
     few = build("wrn28_2", 10, norm="group", groups=8)
     assert {m.num_groups for m in few.modules() if isinstance(m, nn.GroupNorm)} == {8}
-
-
-def test_running_wide_resnet_updates_in_training():
-    model = build("wrn28_2", 10, norm="running")
-    model(torch.rand(2, 3, 32, 32))
-    assert int(model.bn.num_batches_tracked) == 1
-    assert model.bn.running_mean.any()
-
-
-def test_dropout_of_the_features_in_training_mode():
-    model, x = build("wrn28_2", 10, depth=10, width=1, norm="group", head_dropout=0.5), torch.randn(4, 3, 32, 32)
-    assert torch.equal(model.eval()(x), model(x))
-    features = model.train().features(x)
-    assert not torch.equal(model.head(features), model.head(features))

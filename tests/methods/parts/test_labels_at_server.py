@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from federations import make_federation, run_rows
+from federations import make_federation
 
 
 def test_server_trains_and_keeps_its_momentum() -> None:
@@ -20,16 +20,6 @@ def test_server_trains_and_keeps_its_momentum() -> None:
     assert any(not torch.equal(a, b) for a, b in zip(momenta, after, strict=True))
 
 
-def test_momentum_of_clients_is_reset_without_the_servers() -> None:
-    federation = make_federation("fixmatch", server_pretrain=1, server_epochs=1, reset_momentum=True, rounds=1)
-    federation.server_phase(0, first=True)
-    momenta = [s["momentum_buffer"].clone() for s in federation.server_state.optimizers[0]]
-    federation.run_round(0)
-    after = [s["momentum_buffer"] for s in federation.server_state.optimizers[0]]
-    assert any(not torch.equal(a, b) for a, b in zip(momenta, after, strict=True))
-    assert all(not state.optimizers for state in federation.clients.values())
-
-
 def test_pre_training_and_the_first_server_step_see_other_batches() -> None:
     """They are two visits of round 0."""
     orders: dict[bool, list[Tensor]] = {}
@@ -43,10 +33,3 @@ def test_pre_training_and_the_first_server_step_see_other_batches() -> None:
     first, second = (torch.cat(orders[k]) for k in (True, False))
     assert torch.equal(first.sort().values, second.sort().values)
     assert not torch.equal(first, second)
-
-
-def test_server_only_has_no_clients_and_still_learns() -> None:
-    """No visit, no byte, the same number of server steps; better than chance after some."""
-    row = run_rows(make_federation("server_only", rounds=6, server_pretrain=4))[-1]
-    assert (row["visits"], row["bytes_up"], row["bytes_down"]) == (0, 0, 0)
-    assert row["acc"] > 20

@@ -20,18 +20,10 @@ from methods.parts.tensors import (
 )
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (torch.bfloat16, torch.float32),
-        (torch.float16, torch.float32),
-        (torch.float32, torch.float32),
-        (torch.float64, torch.float64),
-    ],
-)
-def test_wide_never_narrows(given: torch.dtype, expected: torch.dtype) -> None:
-    """Half precision becomes float32; a run in double precision stays double."""
-    assert wide(torch.ones(2, dtype=given)).dtype == expected
+def test_wide_never_narrows() -> None:
+    for given in (torch.bfloat16, torch.float16, torch.float32):
+        assert wide(torch.ones(2, dtype=given)).dtype == torch.float32
+    assert wide(torch.ones(2, dtype=torch.float64)).dtype == torch.float64
 
 
 def test_one_hot() -> None:
@@ -114,10 +106,3 @@ def test_teacher_is_the_running_mean_of_the_students() -> None:
         ema_update(teacher, [student], ema_decay(torch.tensor(float(step)), 0.999))
         assert step or torch.equal(teacher[0], student)
     torch.testing.assert_close(teacher[0], torch.stack(students).mean(dim=0), rtol=1e-4, atol=1e-5)
-
-
-def test_decay() -> None:
-    decays = [float(ema_decay(torch.tensor(float(t)), 0.999)) for t in (0, 1, 9, 998, 999, 5000)]
-    assert decays == pytest.approx([0, 0.5, 0.9, 1 - 1 / 999, 0.999, 0.999], rel=1e-15)
-    assert float(ema_decay(9, 0.999)) == pytest.approx(0.9, rel=1e-15)
-    assert float(ema_decay(torch.tensor(0.0), 0.99, ramp=False)) == pytest.approx(0.99)
