@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from benchmark import cli
-from benchmark.contract import isolation, runs
+from benchmark.contract import hidden, runs
 from benchmark.contract.checks import Check, title
 from benchmark.registry import KINDS, find_class, own_names
 from benchmark.runs.records import read_record
@@ -58,7 +58,7 @@ def example(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         runs.check_a_run_is_finite_and_learns,
         runs.check_pseudo_labels_flow,
         runs.check_resume_is_exact,
-        isolation.check_hidden_labels_are_not_read,
+        hidden.check_hidden_labels_and_test_images_are_not_read,
         runs.check_clients_with_one_image_or_none,
     ],
     ids=title,
