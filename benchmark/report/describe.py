@@ -48,14 +48,17 @@ def describe(
         )
     data.setup()
     part, labelled, unlabelled = data.partition, data.class_counts("labelled"), data.class_counts("unlabelled")
-    names = [f"{k}" for k in range(part.num_clients)]
+    names, unknown = list(data.client_names), np.zeros(part.num_clients, dtype=np.int64)
+    if not data.knows_all:
+        unknown = part.unlabelled.lengths - unlabelled.sum(axis=1)
     if len(part.server):
         held = np.bincount(data.server.labels, minlength=data.num_classes)
         labelled, unlabelled = np.vstack([held, labelled]), np.vstack([held * 0, unlabelled])
-        names = ["server", *names]
+        names, unknown = ["server", *names], np.insert(unknown, 0, 0)
     title = f"{spec.name}: {part.num_clients} clients, {_how(data)}"
     print(f"{title}\n")
-    print(summary(names, labelled, unlabelled))
+    print(f"{data.about()}\n")
+    print(summary(names, labelled, unlabelled, None if data.knows_all else unknown))
     print(f"\npartition hash {part.hash}")
     if export:
         data.export(export)
@@ -65,26 +68,32 @@ def describe(
         print(f"drew {plot}")
 
 
-def summary(names: Sequence[str], labelled: Counts, unlabelled: Counts) -> str:
+def summary(names: Sequence[str], labelled: Counts, unlabelled: Counts, unknown: Counts | None = None) -> str:
     """Format one line per client: sizes, number of classes, and counts per class.
 
     Args:
         names: names of the clients.
         labelled: images with labels, int ``[clients, classes]``.
         unlabelled: images without labels, same shape.
+        unknown: images whose class nobody knows, int ``[clients]``, for a column of their own.
     """
     every = labelled + unlabelled
     few = every.shape[1] <= 12
     head = ["client", "images", "labelled", "classes"]
     head += [str(c) for c in range(every.shape[1])] if few else ["smallest class", "median", "largest"]
-    lines = []
-    for name, row, known in zip(names, every, labelled, strict=True):
+    lines, others = [], [0] * len(names) if unknown is None else unknown.tolist()
+    for name, row, known, other in zip(names, every, labelled, others, strict=True):
         own = row[row > 0] if row.any() else np.zeros(1, dtype=np.int64)
         counts = row.tolist() if few else [int(own.min()), int(np.median(own)), int(own.max())]
-        lines.append([name, int(row.sum()), int(known.sum()), int((row > 0).sum()), *counts])
+        lines.append([name, int(row.sum()) + other, int(known.sum()), int((row > 0).sum()), *counts, other])
     total = every.sum(axis=0)
     counts = total.tolist() if few else [int(total.min()), int(np.median(total)), int(total.max())]
-    lines.append(["all", int(total.sum()), int(labelled.sum()), int((total > 0).sum()), *counts])
+    other = sum(others)
+    lines.append(["all", int(total.sum()) + other, int(labelled.sum()), int((total > 0).sum()), *counts, other])
+    if unknown is None:
+        lines = [line[:-1] for line in lines]
+    else:
+        head.append("unknown")
     return str(tabulate(lines, head, tablefmt="simple", stralign="right", numalign="right"))
 
 
@@ -178,6 +187,8 @@ def _how(data: Any) -> str:
     options = data.hparams
     if options["partition_file"]:
         return f"from {options['partition_file']}"
+    if options.get("clients_in"):
+        return f"clients in {options['clients_in']}, labels at {str(options['scenario']).replace('_', ' ')}"
     split, of_labels = _split(options, options["partition"]), options["labelled_partition"]
     if of_labels and of_labels != options["partition"]:
         split += f", labelled images {_split(options, of_labels)}"
