@@ -57,9 +57,8 @@ def describe(
         names, unknown = ["server", *names], np.insert(unknown, 0, 0)
     title = f"{spec.name}: {part.num_clients} clients, {_how(data)}"
     print(f"{title}\n")
-    print(f"{data.about()}\n")
     print(summary(names, labelled, unlabelled, None if data.knows_all else unknown))
-    print(f"\npartition hash {part.hash}")
+    print(f"\n{data.about()}\npartition hash {part.hash}")
     if export:
         data.export(export)
         print(f"saved {export}")
