@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, cast
 
@@ -19,7 +20,7 @@ from datamodules.common.options import Scenario, check_options, check_switches
 from datamodules.common.plugins import place
 from datamodules.io.sources import Arrays, ArraysError, Images, channel_moments, random_split
 from datamodules.partition import partition as P
-from datamodules.partition.draw import balanced_holdout, draw_without, labelled_holdout, stream_seed, validation_images
+from datamodules.partition.draw import shares, stream_seed
 from datamodules.partition.lists import Lists, Positions
 from datamodules.partition.roster import Roster
 from datamodules.partition.sites import HIDDEN, SiteData, Sites, keep_true_labels, true_labels
@@ -79,6 +80,8 @@ class FSSLDataModule(L.LightningDataModule):
         labelled_pool_order: what ``num_labels`` takes of each class: a random draw, or the first in the data set.
         hidden_labels: ``revealed`` gives clients the labels of their unlabelled images beside these, ``pooled``
             counts the images as labelled: supervised upper bounds.
+        unlabelled_only: no label is hidden: unlabelled images are those alone that have no label in the data set. The
+            server has all others, or all clients have, or the labelled ones.
         union_mode: what is put in front of a client's unlabelled images: nothing (``none``), its ``labelled`` images
             without their labels, or the images of the unlabelled pool at the places that its labelled images have in
             the labelled pool as stored (``code_index``: FedDB's released code; most of them belong to other clients).
@@ -89,7 +92,8 @@ class FSSLDataModule(L.LightningDataModule):
         balanced_holdout: training images, equally many of every class, that go to nobody and that the test set is
             replaced by, to tune hyperparameters without a look at test images. They are among those of ``validation``,
             where there are some, and the server does not have them.
-        partition_file: a saved partition to use instead of drawing one.
+        partition_file: a saved partition to use instead of drawing one, or a JSON file with each client's training
+            images (see ``given.read_clients``).
         pipeline: name of the image pipeline, or dotted path of a function from ``pipelines.Look`` to views.
         side: side of the network's square input; default: the data set's.
         zoom: side that training images are enlarged to before the crop; default: the data set's, in proportion to
@@ -117,7 +121,17 @@ class FSSLDataModule(L.LightningDataModule):
     feature_dim: int | None = None
     """Length of the feature vectors that take the place of images, known once they have been read."""
 
+    train_size: ClassVar[int] = 50_000
+    """About how many training images there are, for whoever plans a run; see ``expected_size``."""
+
     provenance: Mapping[str, Any] = MappingProxyType({})  # what a record says of the data beside digests
+
+    knows_all: bool
+    """From ``setup`` on, whether the data set has a label for every training image: without, no metric that compares
+    with hidden labels is measured."""
+
+    client_names: tuple[str, ...]
+    """From ``setup`` on, the clients' names; their numbers, where nobody names them."""
 
     train_images: Tensor
     """From ``setup`` on, all training images as read, in the form of ``Arrays``; ``take`` gives views of them."""
@@ -167,6 +181,7 @@ class FSSLDataModule(L.LightningDataModule):
         labelled_repeats: P.Repeats = "none",
         labelled_pool_order: Literal["shuffled", "dataset"] = "shuffled",
         hidden_labels: Literal["hidden", "revealed", "pooled"] = "hidden",
+        unlabelled_only: bool = False,
         union_mode: P.Union = "none",
         validation: int = 0,
         labelled_holdout: float = 0.0,
@@ -250,6 +265,30 @@ class FSSLDataModule(L.LightningDataModule):
         """
         return {}
 
+    def expected_size(self) -> int:
+        """About how many training images there are, found without decoding any.
+
+        Raises:
+            DataError: the data are not there.
+        """
+        return self.train_size
+
+    def about(self) -> str:
+        """Classes with their training images, test images, images without a label, and what was not read; in words.
+
+        Raises:
+            ConfigError: before ``setup``.
+        """
+        self._require_setup()
+        labels = true_labels(self).cpu()
+        counts = torch.bincount(labels[labels != HIDDEN], minlength=self.num_classes).tolist()
+        listed = [f"{name} {count}" for name, count in zip(self.class_names, counts, strict=True)]
+        most = 12
+        more = f", ... ({len(listed)} classes)" if len(listed) > most else ""
+        without = "" if self.knows_all else f", {int((labels == HIDDEN).sum())} without a label"
+        first = f"training images: {', '.join(listed[:most])}{more}{without}; {len(self.test_labels)} test images"
+        return "\n".join((first, *self.notes))
+
     def prepare_data(self) -> None:
         """Download and cache, once per machine."""
         self._arrays_read()
@@ -296,17 +335,14 @@ class FSSLDataModule(L.LightningDataModule):
         self.sha256, self.class_names = arrays.sha256, arrays.class_names
         for field in STORED:
             self._store(field, torch.from_numpy(getattr(arrays, field)))
-        labels = arrays.train_labels
+        self.notes, self.knows_all = arrays.notes, bool((arrays.train_labels != HIDDEN).all())
         seed = stream_seed(self.partition_seed, h.partition_stream)
-        tested = balanced_holdout(h, labels, seed)
-        self._validation = validation_images(h, len(labels), seed, tested)
-        self.partition = draw_without(h, labels, np.union1d(self._validation, tested), seed)
-        if h.labelled_holdout:
-            held = labelled_holdout(self.partition, h.labelled_holdout, seed)
-            self.partition = self.partition.without_labelled(held)
-            tested = held
-        if len(tested):
-            self.test_images, self.test_labels = self.train_images[tested], true_labels(self)[tested]
+        made = shares(h, arrays.train_labels, seed, arrays.train_clients)
+        self.partition, self._validation, self.client_names = made.partition, made.validation, made.names
+        if h.partition_file and (given := made.digest):
+            self.sha256 = {**self.sha256, Path(h.partition_file).name: given}
+        if len(made.tested):
+            self.test_images, self.test_labels = self.train_images[made.tested], true_labels(self)[made.tested]
         self._ready = True
         self._place()
 

@@ -1,10 +1,11 @@
 """Your own images in one .npz file, in MedMNIST's format; needs --data.file."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from datamodules.base import FSSLDataModule
 from datamodules.io import own
+from datamodules.io.npz import lengths
 from datamodules.io.sources import Arrays
 
 
@@ -13,10 +14,12 @@ class Npz(FSSLDataModule):
 
     Args:
         file: .npz file with ``train_images`` (uint8 [N, H, W] or [N, H, W, 1 or 3]), ``train_labels`` (integers [N], 0
-            to C - 1), and optionally ``test_images``, ``test_labels`` and ``class_names``; a relative path is looked up
-            in the data directory, then in the current folder.
+            to C - 1, or -1 without a label), and optionally ``test_images``, ``test_labels``, ``class_names``,
+            ``unlabelled_images`` and ``client_ids``; a relative path is looked up in the data directory, then in the
+            current folder.
         test_fraction: share of each class's images that becomes the test set, the same in every run, if the file has no
             test images.
+        clients_in: ``client_ids``: clients are those that this array names for every training image.
         **base: see ``FSSLDataModule``.
 
     Raises:
@@ -26,7 +29,9 @@ class Npz(FSSLDataModule):
 
     measured = True
 
-    def __init__(self, file: str, test_fraction: float = 0.2, **base: Any) -> None:
+    def __init__(
+        self, file: str, test_fraction: float = 0.2, clients_in: Literal["client_ids"] | None = None, **base: Any
+    ) -> None:
         super().__init__(**base)
         own.check_share(test_fraction)
 
@@ -36,7 +41,11 @@ class Npz(FSSLDataModule):
 
     def read(self) -> Arrays:
         """See ``own.npz``."""
-        return own.npz(self._file(), self.hparams.test_fraction)
+        return own.npz(self._file(), self.hparams.test_fraction, self.hparams.clients_in)
+
+    def expected_size(self) -> int:
+        """Training images that the file has, with or without a label."""
+        return sum(lengths(self._file(), {"train_images", *own.EXTRA[:2]}).values())
 
     def _file(self) -> Path:
         return own.located(self.hparams.file, self.hparams.data_dir, "file")

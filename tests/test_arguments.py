@@ -29,6 +29,8 @@ TUNED = {
 BY_USERS = {
     "file": "images of one's own: where they are (docs/data.md)",
     "root": "images of one's own: where they are (docs/data.md)",
+    "clients_in": "images of one's own: whose they are (docs/data.md)",
+    "unlabelled_only": "images of one's own: some of them have no label (docs/data.md)",
     "test_fraction": "images of one's own: how many are held out (docs/data.md)",
     "partition_file": "a split of one's own, or one that was exported (docs/usage/runs.md)",
     "texts_per_class": "texts are slow to encode: fewer are a quick look (docs/data.md)",

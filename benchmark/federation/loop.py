@@ -378,7 +378,8 @@ class Federation:
         self.engine.seats[0].train_mode()
         metrics, self.confusion = scores(probabilities, self.data.test_labels)
         by_class = class_accuracies(self.confusion)
-        metrics |= client_accuracies(by_class, self.class_counts)
+        if self.data.knows_all:
+            metrics |= client_accuracies(by_class, self.class_counts)
         rounded = [None if isnan(share) else round(share, 2) for share in by_class.tolist()]
         return {name: round(score, 4) for name, score in metrics.items()} | {"acc_by_class": rounded}
 

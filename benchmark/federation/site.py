@@ -181,9 +181,12 @@ class LocalSite:
         if not count:
             return
         self._holdings.note(index)
-        right, tally = true_labels(data)[index] == labels, measured(self)
-        classes = one_hot(labels, data.num_classes)
-        for name, hits in (("selected", selected), ("correct", right & selected), ("right", right)):
+        tally, classes = measured(self), one_hot(labels, data.num_classes)
+        shares = {"selected": selected}
+        if data.knows_all:
+            right = true_labels(data)[index] == labels
+            shares |= {"correct": right & selected, "right": right}
+        for name, hits in shares.items():
             tally.add(f"pseudo/{name}", hits.float().mean(), count)
             tally.add(f"pseudo/{name}_by_class", (classes * hits[:, None]).float().mean(dim=0), count)
 
@@ -192,6 +195,8 @@ class LocalSite:
         if not self._method.uses_oracle:
             raise RunError("the method asked for hidden labels but is not a declared oracle; set uses_oracle = True")
         self._holdings.note(index)
+        if not self._context.data.knows_all:
+            raise RunError("the method asked for hidden labels, and the data set has images whose label nobody knows")
         return true_labels(self._context.data)[index] == labels
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from benchmark.federation import hooks
-from benchmark.federation.reference import ReferenceEngine, RunContext, preserve_modes
+from benchmark.federation.engine import Engine
+from benchmark.federation.site import RunContext, preserve_modes
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, RunError
 from methods.base import FedMethod, Visit
@@ -64,7 +65,7 @@ def check_batches(method: FedMethod, data: FSSLDataModule, seed: int, rounds: in
             continue
         tried.add(names)
         tested = copy.deepcopy(method)
-        engine = ReferenceEngine(tested, RunContext(data, seed, rounds))
+        engine = Engine(tested, RunContext(data, seed, rounds))
         visit = Visit(0, client, labelled=len(own.labelled) > 0, size=own.size, first=True, rounds=rounds)
         try:
             engine.run_visit(visit, engine.send(visit, tested.tensors("shared", "server")), None)

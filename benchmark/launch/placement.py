@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
+from benchmark.arguments import build
 from benchmark.config import Run
 from benchmark.launch.launchers import slurm_tasks
 from benchmark.runs.environment import asked_threads, bearable, cores, free_threads
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.states import saved_rounds
-from datamodules.common.errors import ConfigError, RunError
+from datamodules.common.errors import BenchError, ConfigError, RunError
 from methods import models
 
 WORTH_PROCESSES = 2_000_000  # images a run trains on in total; below, starting processes does not pay
-UNKNOWN_SIZE = 50_000  # training images of a data set without `train_size`
 WORTH_THREADS = 1_000_000  # parameters; networks from this size on are as fast with threads
 
 
@@ -39,10 +39,10 @@ def placed(run: Run) -> Run:
     if devices == "auto" and (tasks := slurm_tasks()):
         devices = max(1, tasks // rt.num_nodes)
     if devices == "auto":
-        args, cls = config.data.init_args, run.class_of("data")
+        args = config.data.init_args
         active = config.roster.get("participants") or args["num_clients"]
         total = max(args["num_clients"], 1)
-        work = config.rounds * getattr(cls, "train_size", UNKNOWN_SIZE) * active / total
+        work = config.rounds * _expected_size(run) * active / total
         several = accelerator == "cpu" and work >= WORTH_PROCESSES and _is_small(run)
         devices = bearable(min(cores(), active)) if several else 1
     if not isinstance(devices, int) or devices < 1:
@@ -66,6 +66,15 @@ def kept_threads(run: Run) -> int | None:
     except RunError:
         return None
     return before if isinstance(before, int) else None
+
+
+def _expected_size(run: Run) -> int:
+    """Training images of a run, as far as its data module knows before it reads them."""
+    data, runtime = run.config.data, run.config.runtime
+    try:
+        return int(build(data, "data", data_dir=runtime.data_dir, run_seed=run.config.seed).expected_size())
+    except BenchError:  # the run itself will report it
+        return run.class_of("data").train_size
 
 
 def _is_small(run: Run) -> bool:

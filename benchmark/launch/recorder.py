@@ -139,7 +139,7 @@ def is_complete(run: Run) -> bool:
     if record["status"] != "complete":
         return False
     split = config.data.init_args.get("partition_file")
-    if split and stored_hash(split) != record.get("partition_hash"):
+    if split and stored_hash(split) not in (None, record.get("partition_hash")):
         raise ConfigError(f"{split} has changed since {path} was made; delete that folder to run it again")
     if other := other_data(config, record):
         raise ConfigError(f"{other} has changed since {path} was made; delete that folder to run it again")

@@ -112,6 +112,7 @@ def _make_federation(fabric: Fabric, run: Run, files: RunFolder, recorder: Recor
     known = {**data_provenance(data), "client_state_bytes": federation.client_state_bytes}
     on_first(fabric, lambda: files.open(run, known))
     if recorder:
+        recorder.say(data.about())
         recorder.say(_summary(run.config, federation))
     return federation
 

@@ -50,15 +50,17 @@ def describe(
         )
     data.setup()
     part, labelled, unlabelled = data.partition, data.class_counts("labelled"), data.class_counts("unlabelled")
-    names = [f"{k}" for k in range(part.num_clients)]
+    names, unknown = list(data.client_names), np.zeros(part.num_clients, dtype=np.int64)
+    if not data.knows_all:
+        unknown = part.unlabelled.lengths - unlabelled.sum(axis=1)
     if len(part.server):
         held = np.bincount(data.server.labels, minlength=data.num_classes)
         labelled, unlabelled = np.vstack([held, labelled]), np.vstack([held * 0, unlabelled])
-        names = ["server", *names]
+        names, unknown = ["server", *names], np.insert(unknown, 0, 0)
     title = f"{spec.name}: {part.num_clients} clients, {_how(data)}"
     print(f"{title}\n")
-    print(summary(names, labelled, unlabelled))
-    print(f"\npartition hash {part.hash}")
+    print(summary(names, labelled, unlabelled, None if data.knows_all else unknown))
+    print(f"\n{data.about()}\npartition hash {part.hash}")
     if export:
         data.export(export)
         print(f"saved {export}")
@@ -67,13 +69,14 @@ def describe(
         print(f"drew {plot}")
 
 
-def summary(names: Sequence[str], labelled: Counts, unlabelled: Counts) -> str:
+def summary(names: Sequence[str], labelled: Counts, unlabelled: Counts, unknown: Counts | None = None) -> str:
     """Format one line per client: sizes, number of classes, and counts per class.
 
     Args:
         names: names of the clients.
         labelled: images with labels, int ``[clients, classes]``.
         unlabelled: images without labels, same shape.
+        unknown: images whose class nobody knows, int ``[clients]``, for a column of their own.
     """
     every = pd.DataFrame(labelled + unlabelled, index=[*names])
     known = pd.Series(labelled.sum(axis=1), every.index)
@@ -85,6 +88,9 @@ def summary(names: Sequence[str], labelled: Counts, unlabelled: Counts) -> str:
         own = every.where(every > 0)
         spread = {"smallest class": own.min(axis=1), "median": own.median(axis=1), "largest": own.max(axis=1)}
         table = table.assign(**spread).fillna(0).astype(int)
+    if unknown is not None:
+        table["unknown"] = [*unknown, unknown.sum()]
+        table["images"] += table["unknown"]
     return str(tabulate(table.rename_axis("client"), "keys", tablefmt="simple", stralign="right", numalign="right"))
 
 
@@ -131,6 +137,8 @@ def _how(data: Any) -> str:
     options = data.hparams
     if options["partition_file"]:
         return f"from {options['partition_file']}"
+    if options.get("clients_in"):
+        return f"clients in {options['clients_in']}, labels at {str(options['scenario']).replace('_', ' ')}"
     split, of_labels = _split(options, options["partition"]), options["labelled_partition"]
     if of_labels and of_labels != options["partition"]:
         split += f", labelled images {_split(options, of_labels)}"

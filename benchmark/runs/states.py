@@ -79,6 +79,8 @@ def other_data(config: RunConfig, record: Record, known: Digests | None = None) 
     for name in decoded:
         found |= _digest(Path(config.runtime.data_dir, name), known)
     found |= _named_digests(config, known)
+    if split := config.data.init_args.get("partition_file"):
+        found |= _digest(Path(split), known)
     return next((name for name, digest in found.items() if recorded.get(name, digest) != digest), "")
 
 

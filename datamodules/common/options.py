@@ -70,6 +70,9 @@ def _check_together(options: Mapping[str, Any]) -> None:
                 f"data.{name} has no effect with data.scenario={scenario}: choose {' or '.join(scenarios)}, or "
                 "leave it out"
             )
+    asked = [name for name in LABEL_OPTIONS if options[name] is not None]
+    if options["unlabelled_only"] and asked:
+        raise ConfigError(f"data.unlabelled_only leaves every label known: leave out {', '.join(asked)}")
     if options["labelled_repeats"] != "none" and options["labels_per_class"] is None:
         raise ConfigError(
             f"data.labelled_repeats={options['labelled_repeats']} needs data.labels_per_class: give that too, "

@@ -2,10 +2,12 @@
 
 import hashlib
 import os
+import re
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +18,23 @@ from datamodules.common.memory import available_bytes
 from datamodules.io import sources
 from datamodules.io.npz import read_npz
 from datamodules.io.sources import FIELDS, Arrays, ArraysError, Images
+from datamodules.partition.sites import HIDDEN
 from datamodules.views.checks import check_memory
 
 DECODING = 2  # version of what stands in a cache
 PARTS = ("train", "test")
-"""Folders of a folder that is split."""
+EXTRA = ("unlabelled_images", "unlabeled_images", "client_ids")
+"""Further arrays of a file."""
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 
-Labels = NDArray[np.int64]
-Files = dict[str, dict[str, list[Path]]]
-"""The images of each class, by part: ``train`` and ``test``, or ``""`` if the folder is not split."""
+_PART = re.compile(r"(?:seg[_-])?(train|test)(?:ing)?(?:[_-]?(?:set|data|images))?|unlabell?ed", re.IGNORECASE)
+"""Names of the folders that a folder is split into."""
+_SPLIT = re.compile(
+    r"val|valid|validation|dev|eval|holdout|(?:fold|split|part)[_-]?\d+|(?:val|dev|eval)[_-]?set", re.IGNORECASE
+)
+"""Other names of parts, of which nobody can say what they are for."""
+_MASKS = re.compile(r"images?|imgs?|masks?|labels?|annotations?|segmentations?|ground[_-]?truth", re.IGNORECASE)
 
 
 def check_share(test_fraction: float) -> None:
@@ -54,15 +62,17 @@ def located(given: str, data_dir: sources.Folder, option: str) -> Path:
     raise DataError(f"data.{option}={given} does not exist: looked for {looked}; give an existing path")
 
 
-def npz(file: Path, test_fraction: float) -> Arrays:
+def npz(file: Path, test_fraction: float, clients_in: str | None = None) -> Arrays:
     """Read a .npz file with ``train_images``, ``train_labels`` and optionally ``test_images``, ``test_labels``.
 
-    Images are uint8 [N, H, W] or [N, H, W, 1 or 3], labels integers [N] or [N, 1]. ``class_names`` (str [C]) names the
-    classes; the default is their numbers.
+    Images are uint8 [N, H, W] or [N, H, W, 1 or 3], labels integers [N] or [N, 1], -1 for a training image without one.
+    ``unlabelled_images`` are such images, too. ``class_names`` (str [C]) names the classes; the default is their
+    numbers. ``client_ids`` [N] names the client of each training image, perhaps of each unlabelled one behind them.
 
     Args:
         file: the file.
         test_fraction: share of each class that becomes the test set if the file has none.
+        clients_in: ``client_ids``: clients are those.
 
     Raises:
         ConfigError: the arrays do not fit into memory.
@@ -70,7 +80,7 @@ def npz(file: Path, test_fraction: float) -> Arrays:
             label is outside 0..C-1.
     """
     digests = npz_digest(file)
-    found = read_npz(file, FIELDS)
+    found = read_npz(file, {*FIELDS, *EXTRA})
     parts = PARTS if {"test_images", "test_labels"} & set(found) else ("train",)
     needed = [f"{part}_{what}" for part in parts for what in ("images", "labels")]
     if missing := [name for name in needed if name not in found]:
@@ -79,11 +89,32 @@ def npz(file: Path, test_fraction: float) -> Arrays:
     images = [array[..., None] if array.ndim == 3 and array.dtype == np.uint8 else array for array in images]
     labels = [array[:, 0] if array.shape[1:] == (1,) else array for array in labels]  # [N, 1] in MedMNIST's files
     names = _names(file, found.get("class_names"), labels[0])
+    clients, notes = found.get("client_ids"), ()
+    if clients_in and clients is None:
+        raise DataError(
+            f"{file} has no client_ids; add the client of every training image, or leave data.clients_in out"
+        )
+    if clients is not None and not clients_in:
+        clients, notes = None, (f"{file}: not read: client_ids; to use them, give --data.clients_in client_ids",)
+    for extra in (found[name] for name in EXTRA[:2] if name in found):
+        extra = extra[..., None] if extra.ndim == 3 else extra
+        if (extra.dtype, extra.shape[1:]) != (images[0].dtype, images[0].shape[1:]):
+            raise DataError(
+                f"{file}: images without a label are {extra.dtype} {list(extra.shape)}, the others "
+                f"{images[0].dtype} {list(images[0].shape)}; give them one form"
+            )
+        images[0] = np.concatenate([images[0], extra])
+        if clients is not None and len(clients) == len(labels[0]):
+            nobody = np.full(len(extra), "" if clients.dtype.kind == "U" else -1, clients.dtype)
+            clients = np.concatenate([clients, nobody])
+        labels[0] = np.concatenate([labels[0], np.full(len(extra), HIDDEN)])
+    if len(parts) == 1:  # to be replaced
+        images, labels = [images[0], images[0][:1]], [labels[0], labels[0][:1].clip(0)]
     try:
-        arrays = Arrays(images[0], labels[0], images[-1], labels[-1], names, digests)
+        arrays = Arrays(images[0], labels[0], images[-1], labels[-1], names, digests, clients, notes)
     except ArraysError as error:
         raise DataError(f"{file}: {error}") from error
-    counts = np.bincount(arrays.train_labels, minlength=len(names))
+    counts = np.bincount(arrays.train_labels[arrays.train_labels != HIDDEN], minlength=len(names))
     if len(names) < 2 or not counts.all():
         fault = "there is one class only" if counts.all() else f"class {counts.argmin()} has no training image"
         raise DataError(f"{file}: {fault}; number the classes 0..C-1 without a gap, two at least")
@@ -102,13 +133,13 @@ def npz_digest(file: Path) -> dict[str, str]:
         raise DataError(f"{file} cannot be read: {error.strerror or error}") from error
 
 
-def folder_digest(root: Path) -> dict[str, str]:
+def folder_digest(root: Path, clients_in: str | None = None) -> dict[str, str]:
     """SHA-256 of the paths and bytes of all images of a folder, by its name.
 
     Raises:
         DataError: as ``folder``, or an image cannot be read.
     """
-    return {root.resolve().name: _digest(root, _parts(root))}
+    return {root.resolve().name: _digest(root, listing(root, clients_in))}
 
 
 def _complete(arrays: Arrays, split: bool, fraction: float, where: Path) -> Arrays:
@@ -144,33 +175,63 @@ def _names(file: Path, given: NDArray[Any] | None, labels: NDArray[Any]) -> tupl
     return tuple(map(str, range(top + 1)))
 
 
-def folder(root: Path, data_dir: sources.Folder, side: int | None, test_fraction: float) -> Arrays:
+def folder(
+    root: Path, data_dir: sources.Folder, side: int | None, test_fraction: float, clients_in: str | None = None
+) -> Arrays:
     """Read PNG and JPEG files in ``root/train/<class>`` and ``root/test/<class>``, or in ``root/<class>``.
 
     Classes are numbered in the order of their names; images are in the order of their paths, with those in folders
-    inside a class's. Hidden files and folders (``.name``) are left out. Images are decoded once and cached as
-    ``<data_dir>/folder-<digest>.npz``, with the digest of all files' paths and bytes, ``side`` and ``test_fraction``.
-    ``sha256`` holds the files' digest under the name of ``root``.
+    inside a class's, also behind links. Hidden files and folders (``.name``) are left out. Images of ``unlabeled`` or
+    ``unlabelled`` have no label and come last. Names of the parts may be written otherwise (``Training``, ``seg_test``,
+    see ``_PART``).
+
+    Images are decoded once and cached as ``<data_dir>/folder-<digest>.npz``, with the digest of all files' paths and
+    bytes, ``side`` and ``test_fraction``. ``sha256`` holds the files' digest under the name of ``root``.
 
     Args:
         root: the folder.
         data_dir: where decoded images are cached.
         side: side of the squares that images become (Pillow, bilinear); None: all must have the same size.
         test_fraction: share of each class that becomes the test set if there is no ``test``.
+        clients_in: ``folders``: there is a folder for each client, ``<client>/<class>``, and ``<client>/unlabeled``.
 
     Raises:
-        DataError: a class is empty or in only one part, an image cannot be read, or sizes differ.
+        DataError: a class is empty or in only one part, folders are no classes, an image cannot be read, or sizes
+            differ.
         ConfigError: the images do not fit into memory.
     """
-    parts = _parts(root)
-    content = _digest(root, parts)
-    text = f"{DECODING} {content} {side} {test_fraction if len(parts) == 1 else None}"
+    found = listing(root, clients_in)
+    content = _digest(root, found)
+    text = f"{DECODING} {content} {side} {None if found.test else test_fraction}"
+    text += " clients" if clients_in else ""
+    text += " unlabelled" if found.train[-1].label is None else ""
     name = f"folder-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    arrays = sources.cached(name, data_dir, partial(_decoded, root, parts, side, test_fraction))
-    return replace(arrays, sha256={root.resolve().name: content})
+    arrays = sources.cached(name, data_dir, partial(_decoded, root, found, side, test_fraction))
+    return replace(arrays, sha256={root.resolve().name: content}, notes=found.notes)
 
 
-def _parts(root: Path) -> Files:
+class Picture(NamedTuple):
+    """An image file, its class (``None``: nobody knows it), and its client (empty: no client's)."""
+
+    file: Path
+    label: str | None
+    client: str = ""
+
+
+class Listing(NamedTuple):
+    """The images of a folder: for training, for testing (none if the folder is not split), and what was not read."""
+
+    train: list[Picture]
+    test: list[Picture]
+    notes: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The classes, in the order of their numbers."""
+        return tuple(sorted({picture.label for picture in self.train if picture.label is not None}))
+
+
+def listing(root: Path, clients_in: str | None) -> Listing:
     """List a folder's images.
 
     Raises:
@@ -180,36 +241,127 @@ def _parts(root: Path) -> Files:
         raise DataError(
             f"data.root={root} is not a folder; give one with train/<class>/ and test/<class>/, or <class>/"
         )
-    names = [name for name in PARTS if (root / name).is_dir()]
-    if names == ["test"]:
-        raise DataError(f"{root} has test but no train; add train/<class>/, or give <class>/ only")
-    classes = {}
-    for name in names or [""]:
-        inside = (path.name for path in (root / name).iterdir() if path.is_dir())
-        classes[name] = sorted(folder for folder in inside if not folder.startswith("."))
-    if names and set(classes["train"]) != set(classes.get("test", classes["train"])):
-        apart = sorted(set(classes["train"]) ^ set(classes["test"]))
+    parts, skipped = _parts(root)
+    others: Counter[str] = Counter()
+    train = _pictures(parts.get("train", root), bool(clients_in), others)
+    test = _pictures(parts["test"], bool(clients_in), others) if "test" in parts else []
+    if clients_in and not any(picture.client for picture in train):
+        raise DataError(f"{parts.get('train', root)} has no folders of clients: give <client>/<class>/")
+    if "unlabelled" in parts:
+        clients = {picture.client for picture in train}
+        for file in _images(parts["unlabelled"], others):
+            first = file.relative_to(parts["unlabelled"]).parts[0]
+            train.append(Picture(file, None, first if first in clients else ""))
+    train.sort(key=lambda picture: picture.label is None)
+    test = [picture for picture in test if picture.label is not None]
+    names = [{picture.label for picture in part if picture.label is not None} for part in (train, test)]
+    if test and (apart := sorted(names[0] ^ names[1])):
         raise DataError(f"{root}: train and test need the same classes; only one has {', '.join(map(repr, apart))}")
-    return {name: _images(root / name, own) for name, own in classes.items()}
+    notes = [f"{root}: not read: the folders {', '.join(skipped)}"] if skipped else []
+    if others:
+        kinds = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in others.most_common())
+        notes.append(f"{root}: not read: {kinds}; images are {', '.join(SUFFIXES)}")
+    return Listing(train, test, tuple(notes))
 
 
-def _images(place: Path, names: list[str]) -> dict[str, list[Path]]:
-    """The images of each class."""
-    if len(names) < 2:
-        raise DataError(f"{place} has {len(names)} class folders; give at least two, one per class")
-    found = {}
-    for name in names:
-        files = (file for file in (place / name).rglob("*") if file.suffix.lower() in SUFFIXES)
-        found[name] = sorted(file for file in files if "/." not in f"/{file.relative_to(place)}")  # without hidden ones
-        if not found[name]:
-            raise DataError(f"{place / name} has no images ({', '.join(SUFFIXES)}); add some, or remove the folder")
+def _folders(place: Path) -> list[Path]:
+    return sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _part(path: Path) -> str | None:
+    """``train``, ``test`` or ``unlabelled``, if the folder is called so in a way that leaves no doubt."""
+    match = _PART.fullmatch(path.name)
+    return None if match is None else (match[1] or "unlabelled").lower()
+
+
+def _parts(root: Path) -> tuple[dict[str, Path], list[str]]:
+    """The folders of the parts that ``root`` is split into, and the names of those that are not read.
+
+    Raises:
+        DataError: it is not clear which folder is to be trained or tested on.
+    """
+    parts: dict[str, Path] = {}
+    for path in _folders(root):
+        if (part := _part(path)) is None:
+            continue
+        if part in parts:
+            raise DataError(f"{root} has two folders for one part, {parts[part].name} and {path.name}; keep one")
+        while [_part(inner) for inner in _folders(path)] == [part]:  # seg_train/seg_train/<class>
+            path = _folders(path)[0]
+        parts[part] = path
+    if "test" in parts and "train" not in parts:
+        raise DataError(f"{root} has test but no train; add train/<class>/, or give <class>/ only")
+    beside = [path.name for path in _folders(root) if _part(path) is None] if "train" in parts else []
+    splits = [name for name in beside if _SPLIT.fullmatch(name)]
+    if splits and "test" not in parts:
+        raise DataError(
+            f"{root} is split into {parts['train'].name} and {', '.join(splits)}; call the one to test on 'test', or "
+            "move it away to test on a share of the training images"
+        )
+    return parts, beside
+
+
+def _pictures(place: Path, by_client: bool, others: Counter[str]) -> list[Picture]:
+    """The images of a part by client, class and path; those without a label have the class ``None``."""
+    above = [path for path in _folders(place) if _part(path) != "unlabelled"]
+    if not by_client or not any(map(_folders, above)):
+        _check_classes(place, above)
+        return [Picture(file, path.name) for path in above for file in _images(path, others)]
+    found: list[Picture] = []
+    for client in above:
+        for path in _folders(client):
+            label = None if _part(path) == "unlabelled" else path.name
+            found += [Picture(file, label, client.name) for file in _images(path, others, least=0)]
     return found
 
 
-def _digest(root: Path, parts: Files) -> str:
+def _check_classes(place: Path, classes: list[Path]) -> None:
+    """Refuse folders that are no classes.
+
+    Raises:
+        DataError: there are fewer than two, or they are splits, images with their masks, or sites above classes.
+    """
+    names = ", ".join(path.name for path in classes[:4])
+    if len(classes) < 2:
+        raise DataError(f"{place} has {len(classes)} class folders; give at least two, one per class")
+    if all(_SPLIT.fullmatch(path.name) or _part(path) for path in classes):
+        raise DataError(f"{place}: the folders {names} look like splits, not classes; call them train and test")
+    if all(_MASKS.fullmatch(path.name) for path in classes):
+        raise DataError(f"{place}: the folders {names} look like images with their masks, not classes; give <class>/")
+    inner = [{path.name for path in _folders(one)} for one in classes]
+    shared = sorted(set.intersection(*inner))
+    if len(shared) > 1 and all(_MASKS.fullmatch(name) for name in shared):
+        raise DataError(
+            f"{place}: the folders {names} all have {', '.join(shared)}: put a class's images into its folder, and the "
+            "masks elsewhere"
+        )
+    if len(shared) > 1:
+        raise DataError(
+            f"{place}: the folders {names} all have folders {', '.join(shared[:4])}, which look like classes. If those "
+            "above are clients, give --data.clients_in folders; otherwise put the images of a class into its folder"
+        )
+
+
+def _images(place: Path, others: Counter[str], least: int = 1) -> list[Path]:
+    """The images below a folder; files of other kinds are counted by their suffix.
+
+    Raises:
+        DataError: there are fewer than ``least``.
+    """
+    files = sources.files_below(place)
+    found = [file for file in files if file.suffix.lower() in SUFFIXES]
+    counts = Counter(file.suffix.lower() for file in files if file.suffix.lower() not in SUFFIXES)
+    if len(found) < least:
+        but = f" but {', '.join(f'{count} {suffix}' for suffix, count in counts.items())}" if counts else ""
+        raise DataError(f"{place} has no images ({', '.join(SUFFIXES)}){but}; add some, or remove the folder")
+    others.update(counts)
+    return found
+
+
+def _digest(root: Path, found: Listing) -> str:
     """SHA-256 of the paths and bytes of all images."""
     digest = hashlib.sha256()
-    for file in (file for classes in parts.values() for files in classes.values() for file in files):
+    for file in (picture.file for picture in (*found.train, *found.test)):
         try:
             content = sources.sha256_of(file)
         except OSError as error:
@@ -218,21 +370,25 @@ def _digest(root: Path, parts: Files) -> str:
     return digest.hexdigest()
 
 
-def _decoded(root: Path, parts: Files, side: int | None, test_fraction: float) -> Arrays:
-    names = tuple(next(iter(parts.values())))
-    files = [[file for some in classes.values() for file in some] for classes in parts.values()]
-    looks = {file: _looked_at(file) for some in files for file in some}
+def _decoded(root: Path, found: Listing, side: int | None, test_fraction: float) -> Arrays:
+    parts = [found.train, found.test] if found.test else [found.train]
+    looks = {picture.file: _looked_at(picture.file) for some in parts for picture in some}
     channels = 1 if all(grey for grey, _ in looks.values()) else 3
     width, height = (side, side) if side else _one_size({file: size for file, (_, size) in looks.items()})
     needed = len(looks) * height * width * channels
     check_memory(str(root), {"side": side} if side else {}, needed, available_bytes(), processes=1)
-    images = [np.empty((len(some), height, width, channels), dtype=np.uint8) for some in files]
-    for stored, some in zip(images, files, strict=True):
-        for place, file in enumerate(some):
-            stored[place] = _image(file, side, channels)
-    labels = [np.repeat(np.arange(len(names)), [len(own) for own in classes.values()]) for classes in parts.values()]
-    arrays = Arrays(images[0], labels[0], images[-1], labels[-1], names, {})
-    return _complete(arrays, len(images) == 2, test_fraction, root)
+    images = [np.empty((len(some), height, width, channels), dtype=np.uint8) for some in parts]
+    for stored, some in zip(images, parts, strict=True):
+        for place, picture in enumerate(some):
+            stored[place] = _image(picture.file, side, channels)
+    number = {name: place for place, name in enumerate(found.names)} | {None: HIDDEN}
+    labels = [np.array([number[picture.label] for picture in some]) for some in parts]
+    if not found.test:  # to be replaced
+        images, labels = [images[0], images[0][:1]], [labels[0], labels[0][:1].clip(0)]
+    clients = [picture.client for picture in found.train]
+    named = np.array(clients) if any(clients) else None
+    arrays = Arrays(images[0], labels[0], images[1], labels[1], found.names, {}, named)
+    return _complete(arrays, bool(found.test), test_fraction, root)
 
 
 def _looked_at(file: Path) -> tuple[bool, tuple[int, int]]:

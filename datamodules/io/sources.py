@@ -9,7 +9,7 @@ import random
 import socket
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -24,11 +24,13 @@ from PIL import Image, ImageFile
 from datamodules.common.errors import ConfigError, DataError
 from datamodules.common.files import made_once, read_bytes, regular
 from datamodules.io.npz import read_npz, write_npz
+from datamodules.partition.sites import HIDDEN
 
 Folder = str | os.PathLike[str]
 Images = NDArray[np.uint8]
 Vectors = NDArray[np.float32]
-Content = tuple[Images, NDArray[Any], Images, NDArray[Any], Sequence[str]]
+Content = tuple[Any, ...]
+"""Training images and labels, test images and labels, the classes' names, and perhaps the training images' clients."""
 
 FORMATS = ("PNG", "JPEG")
 """Pillow's formats that are opened, whatever a file is called: others, such as EPS, start programs."""
@@ -57,9 +59,10 @@ MNIST_MD5 = {
     "t10k-labels-idx1": "27ae3e4e09519cfbb04c629615203637",
 }
 """MD5 of MNIST's unpacked files."""
+ISIC_TRUTH = "ISIC2018_Task3_Training_GroundTruth.csv"
 ISIC_CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 FIELDS = ("train_images", "train_labels", "test_images", "test_labels", "class_names")
-"""The arrays of a cache, and of ``Arrays``."""
+"""The arrays of a cache, and of ``Arrays``; a cache may have ``train_clients``, too."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +77,9 @@ class Arrays:
 
     Images are uint8 [N, H, W, C] with C = 1 or 3 (test images may have a different size from training images), or
     feature vectors float32 [N, V, d] in V versions of each sample (test samples may have fewer). Labels are int64 [N]
-    below ``len(class_names)``; ``sha256`` maps the names of the files read to their digests.
+    below ``len(class_names)``; a training label may be ``HIDDEN``: nobody knows it. ``sha256`` maps the names of the
+    files read to their digests. ``train_clients`` [N], if there are any, names the client of every training image by a
+    number or a text; a negative number and ``""`` stand for none. ``notes`` tells users what was not read.
 
     Raises:
         ArraysError: the arrays do not match.
@@ -86,6 +91,8 @@ class Arrays:
     test_labels: NDArray[np.int64]
     class_names: tuple[str, ...]
     sha256: dict[str, str]
+    train_clients: NDArray[Any] | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "class_names", tuple(self.class_names))
@@ -99,7 +106,7 @@ class Arrays:
                     f"{part} images must be uint8 [N, H, W, 1 or 3], or feature vectors float32 [N, versions, d], and "
                     f"{part} labels one integer per image; they are {_shape(images)} and {_shape(labels)}"
                 )
-            if labels.min() < 0 or labels.max() >= len(self.class_names):
+            if labels.min() < (HIDDEN if part == "train" else 0) or not 0 <= labels.max() < len(self.class_names):
                 raise ArraysError(
                     f"{part} labels must lie in 0..{len(self.class_names) - 1}, the class names; "
                     f"they lie in {labels.min()}..{labels.max()}"
@@ -114,6 +121,9 @@ class Arrays:
                 "training and test samples must both be images, or both feature vectors of one length; "
                 f"they are {_shape(train)} and {_shape(test)}"
             )
+        clients = self.train_clients
+        if clients is not None and (clients.dtype.kind not in "iuU" or clients.shape != self.train_labels.shape):
+            raise ArraysError(f"clients must be one number or text per training image; they are {_shape(clients)}")
 
 
 def _shape(array: NDArray[Any]) -> str:
@@ -185,7 +195,8 @@ def cached(name: str, data_dir: Folder, make: Callable[[], Arrays]) -> Arrays:
 
     def write() -> None:
         arrays = make()
-        write_npz(cache, {field: getattr(arrays, field) for field in FIELDS})
+        clients = {} if arrays.train_clients is None else {"train_clients": arrays.train_clients}
+        write_npz(cache, {field: getattr(arrays, field) for field in FIELDS} | clients)
         _log.info("wrote %s", cache)
 
     made_once(cache, write)
@@ -222,9 +233,10 @@ def _downloaded(name: str, layout: FileLayout, fetch: Callable[[Path], object], 
 def _open(name: str, layout: FileLayout, root: Path, files: list[Path]) -> Arrays:
     try:
         digests = {file.name: sha256_of(file) for file in files}  # first: a pipe would never end
-        train_images, train_labels, test_images, test_labels, names = layout.read(root, files)
-        arrays = Arrays(train_images, train_labels, test_images, test_labels, tuple(names), digests)
-        found = tuple(tuple(np.bincount(labels).tolist()) for labels in (arrays.train_labels, arrays.test_labels))
+        train_images, train_labels, test_images, test_labels, names, *clients = layout.read(root, files)
+        arrays = Arrays(train_images, train_labels, test_images, test_labels, tuple(names), digests, *clients)
+        known = arrays.train_labels[arrays.train_labels != HIDDEN]
+        found = tuple(tuple(np.bincount(labels).tolist()) for labels in (known, arrays.test_labels))
         if found != (counts := CLASS_COUNTS.get(name.split("-")[0], found)):
             raise DataError(f"the training and test images per class are {found} instead of {counts}")
     except ConfigError:
@@ -238,12 +250,26 @@ def _open(name: str, layout: FileLayout, root: Path, files: list[Path]) -> Array
 
 
 def _read_cache(root: Path, files: list[Path]) -> Content:
-    data = read_npz(files[0], FIELDS)
-    train_images, train_labels, test_images, test_labels, names = (data[field] for field in FIELDS)
-    return train_images, train_labels, test_images, test_labels, names.tolist()
+    data = read_npz(files[0], {*FIELDS, "train_clients"})
+    return *(data[field] for field in FIELDS[:-1]), data["class_names"].tolist(), data.get("train_clients")
 
 
 _CACHE = FileLayout(("{name}.npz",), _read_cache)
+
+
+def files_below(place: Path) -> list[Path]:
+    """All files below a folder, in the order of their paths, without hidden ones (``.name``).
+
+    Links to folders are followed; a folder that is reached twice is entered once.
+    """
+    found: list[Path] = []
+    entered: set[str] = set()
+    for folder, inside, names in os.walk(place, followlinks=True):
+        real = os.path.realpath(folder)
+        inside[:] = [] if real in entered else sorted(name for name in inside if not name.startswith("."))
+        found += [] if real in entered else [Path(folder, name) for name in names if not name.startswith(".")]
+        entered.add(real)
+    return sorted(found)
 
 
 def sha256_of(file: Path) -> str:
@@ -390,17 +416,25 @@ def isic2018(data_dir: Folder, resize: int = 250, test_resize: int = 224) -> Arr
     Reads ``<data_dir>/isic2018``: HAM10000_metadata, with or without .csv, rows in the original order, and .jpg files
     in any subfolders. Images are resized to squares (Pillow, bilinear) of side ``resize`` for training and
     ``test_resize`` for testing, cached in ``<data_dir>/isic2018-<resize>-<test_resize>.npz``.
+
+    Where there is only the challenge's ``ISIC2018_Task3_Training_GroundTruth.csv``, its rows are split in the same way.
+    They are in another order, so the split is another one than RSCFed's, has a cache of its own (``isic2018_truth-``),
+    and ``notes`` says so.
     """
 
     def read(root: Path, files: list[Path]) -> Content:
         rows = list(csv.DictReader(read_bytes(files[0]).decode().splitlines()))
-        labels = np.array([ISIC_CLASSES.index(row["dx"]) for row in rows])
-        images = {file.stem: file for file in files[0].parent.rglob("*.jpg")}
-        missing = [row["image_id"] for row in rows if row["image_id"] not in images]
+        if files[0].name == ISIC_TRUTH:
+            ids, labels = zip(*map(_isic_truth, rows), strict=True)
+        else:
+            ids, labels = zip(*((row["image_id"], ISIC_CLASSES.index(row["dx"])) for row in rows), strict=True)
+        labels = np.array(labels)
+        images = {file.stem: file for file in files_below(files[0].parent) if file.suffix.lower() in (".jpg", ".jpeg")}
+        missing = [image for image in ids if image not in images]
         if missing:
             raise DataError(f"{len(missing)} of {len(rows)} images are missing, first {missing[0]}.jpg")
         train, test = isic_split(len(rows))
-        pictures = [images[row["image_id"]] for row in rows]
+        pictures = [images[image] for image in ids]
         return (
             squares([pictures[i] for i in train], resize),
             labels[train],
@@ -409,14 +443,33 @@ def isic2018(data_dir: Folder, resize: int = 250, test_resize: int = 224) -> Arr
             ISIC_CLASSES,
         )
 
-    return load(
-        f"isic2018-{resize}-{test_resize}",
+    places = [f"isic2018/HAM10000_metadata{suffix}" for suffix in (".csv", "")]
+    name, notes = f"isic2018-{resize}-{test_resize}", ()
+    cache, truth = Path(data_dir, f"{name}.npz"), Path(data_dir, "isic2018", ISIC_TRUTH)
+    if truth.exists() and not any(Path(data_dir, place).exists() for place in (cache.name, *places)):
+        name, places = name.replace("isic2018", "isic2018_truth"), [f"isic2018/{ISIC_TRUTH}"]
+        notes = (f"{ISIC_TRUTH} has another order than HAM10000_metadata: the split is not that of RSCFed's authors",)
+    arrays = load(
+        name,
         data_dir,
-        [FileLayout((f"isic2018/HAM10000_metadata{suffix}",), read, slow=True) for suffix in (".csv", "")],
+        [FileLayout((place,), read, slow=True) for place in places],
         None,
         "Get HAM10000 (doi:10.7910/DVN/DBW86T, CC BY-NC 4.0), unpack HAM10000_metadata and both folders of "
         "images into a folder isic2018, and move it",
     )
+    return replace(arrays, notes=notes)
+
+
+def _isic_truth(row: Mapping[str, str]) -> tuple[str, int]:
+    """Name and class of an image in the challenge's table, which has a column of 0.0 and 1.0 for each class.
+
+    Raises:
+        DataError: not exactly one class is marked.
+    """
+    marked = [float(row[name.upper()]) for name in ISIC_CLASSES]
+    if sorted(marked) != [0.0] * 6 + [1.0]:
+        raise DataError(f"{row['image']} must have one 1 and otherwise 0; it has {marked}")
+    return row["image"], marked.index(1.0)
 
 
 def random_split(arrays: Arrays, seed: int, share: float = 0.8) -> Arrays:
@@ -427,9 +480,15 @@ def random_split(arrays: Arrays, seed: int, share: float = 0.8) -> Arrays:
         seed: seed of NumPy's legacy generator, called for one permutation.
         share: share of all images that becomes the training set, rounded down.
 
+    Images without a label stay training images, behind the others.
+
     Raises:
-        DataError: training and test images differ in size.
+        DataError: training and test images differ in size, or training images have clients and test images none.
     """
+    if arrays.train_clients is not None:
+        raise DataError(
+            "a random split would give test images to clients that do not have them; keep data.split=official"
+        )
     if arrays.train_images.shape[1:] != arrays.test_images.shape[1:]:
         raise DataError(
             f"a random split needs training and test images of one size, not {arrays.train_images.shape[1:]} and "
@@ -437,9 +496,10 @@ def random_split(arrays: Arrays, seed: int, share: float = 0.8) -> Arrays:
         )
     images = np.concatenate([arrays.train_images, arrays.test_images])
     labels = np.concatenate([arrays.train_labels, arrays.test_labels])
-    order = np.random.RandomState(seed).permutation(len(labels))
-    train, test = np.split(order, [int(share * len(labels))])
-    return dealt(arrays, images, labels, train, test)
+    known = np.flatnonzero(labels != HIDDEN)
+    order = known[np.random.RandomState(seed).permutation(len(known))]
+    train, test = np.split(order, [int(share * len(known))])
+    return dealt(arrays, images, labels, np.append(train, np.flatnonzero(labels == HIDDEN)), test)
 
 
 def dealt(arrays: Arrays, images: Images | Vectors, labels: NDArray[np.int64], train: Any, test: Any) -> Arrays:
@@ -450,6 +510,7 @@ def dealt(arrays: Arrays, images: Images | Vectors, labels: NDArray[np.int64], t
         train_labels=labels[train],
         test_images=images[test],
         test_labels=labels[test],
+        train_clients=None if arrays.train_clients is None else arrays.train_clients[train],
     )
 
 

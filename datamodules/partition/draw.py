@@ -3,17 +3,29 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from datamodules.common import streams
 from datamodules.common.errors import ConfigError, DataError
+from datamodules.partition.given import NOBODY, Given, read_clients
 from datamodules.partition.lists import NOTHING, Positions
 from datamodules.partition.partition import Partition
 from datamodules.partition.scenarios import labels_at_all_clients, labels_at_partial_clients, labels_at_server
-from datamodules.partition.split import Split, dirichlet, dirichlet_per_client, iid, labelled_pool, pairs
+from datamodules.partition.sites import HIDDEN
+from datamodules.partition.split import (
+    Owned,
+    Split,
+    dirichlet,
+    dirichlet_per_client,
+    iid,
+    labelled_pool,
+    pairs,
+    spread,
+)
 
 Options = Mapping[str, Any]
 """Options of ``FSSLDataModule`` by name (documented there)."""
@@ -27,13 +39,116 @@ def stream_seed(seed: int, stream: str | None) -> int:
     return seed if stream is None else streams.derive_seed(seed, f"partition/{stream}") % 2**32
 
 
-def draw(options: Options, labels: Positions, seed: int) -> Partition:
+class Shares(NamedTuple):
+    """Who has which training images.
+
+    Args:
+        partition: what the clients and the server train on.
+        validation: ascending positions that only the server sees.
+        tested: ascending positions that the test set is replaced by.
+        names: the clients' names; their numbers, where nobody names them.
+        digest: SHA-256 of a plain partition file.
+    """
+
+    partition: Partition
+    validation: Positions
+    tested: Positions
+    names: tuple[str, ...]
+    digest: str | None = None
+
+
+def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any] | None = None) -> Shares:
+    """Share out the training images as the options describe. Images without a label are never held out.
+
+    Args:
+        options: options of the data module.
+        labels: class of every training image, int ``[N]``; ``HIDDEN`` if nobody knows it.
+        seed: seed of NumPy's legacy generator.
+        clients: see ``Arrays.train_clients``.
+
+    Raises:
+        DataError: see ``draw``.
+        ConfigError: see ``draw``; or an option needs labels that nobody knows, or clients that are drawn.
+    """
+    file, unknown = options["partition_file"], np.flatnonzero(labels == HIDDEN)
+    given = read_clients(file, len(labels)) if file else None
+    if clients is not None:
+        if file:
+            raise ConfigError("data.partition_file and data.clients_in both say who has which images: give one of them")
+        given = Given.of(clients)
+    _check_shares(options, len(unknown), given)
+    if file and given is None:
+        partition = draw(options, labels, seed)
+        if HIDDEN in labels[np.concatenate([*partition.labelled, partition.server])]:
+            raise DataError(f"{file} gives a site the label of an image that has none")
+        unknown = NOTHING
+    known = np.setdiff1d(np.arange(len(labels)), unknown)
+    tested = balanced_holdout(options, labels[known], seed)
+    validation, tested = known[validation_images(options, len(known), seed, tested)], known[tested]
+    if given is not None and given.labelled is not None:
+        partition = given.partition(labels, seed)
+    elif given is not None or not file:
+        lost = NOTHING if given is None else np.flatnonzero(given.owners == NOBODY)
+        held = np.unique(np.concatenate([validation, tested, unknown, lost]))
+        partition = draw_without(options, labels, held, seed, None if given is None else given.owners)
+        if len(unknown):
+            partition = _with_unknown(partition, options, unknown, given, seed)
+    if options["labelled_holdout"]:
+        tested = labelled_holdout(partition, options["labelled_holdout"], seed)
+        partition = partition.without_labelled(tested)
+    if given is None:
+        return Shares(partition, validation, tested, tuple(map(str, range(partition.num_clients))))
+    return Shares(partition, validation, tested, given.names, given.digest)
+
+
+def _check_shares(options: Options, unknown: int, given: Given | None) -> None:
+    """Refuse options that do not suit images without a label, or clients that are given."""
+    if given is not None:
+        if len(given.names) != options["num_clients"]:
+            raise DataError(
+                f"{options['partition_file'] or 'the data set'} has {len(given.names)} clients "
+                f"({', '.join(given.names[:3])}, ...); give --data.num_clients {len(given.names)}"
+            )
+        for name in ("labelled_from", "labelled_histogram", "labelled_partition"):
+            if options[name] is not None:
+                raise ConfigError(f"data.{name} has no effect on clients that are given: leave it out")
+    if unknown and options["hidden_labels"] != "hidden":
+        raise ConfigError(
+            f"data.hidden_labels={options['hidden_labels']} needs the labels of all images, and {unknown} training "
+            "images have none: leave it out"
+        )
+    if options["unlabelled_only"] and not unknown:
+        raise ConfigError("data.unlabelled_only has no effect: every training image has a label. Leave it out")
+
+
+def _with_unknown(
+    partition: Partition, options: Options, unknown: Positions, given: Given | None, seed: int
+) -> Partition:
+    """Add images without a label: to the clients that own them, or in equal numbers, at random, to those without labels
+    (``partial_clients``, if there are any) or to all.
+    """
+    added = [NOTHING] * partition.num_clients
+    if given is not None:
+        added = [unknown[given.owners[unknown] == client] for client in range(len(added))]
+        unknown = NOTHING if given.digest else unknown[given.owners[unknown] == NOBODY]
+    takers = [client for client, part in enumerate(partition.labelled) if not len(part)]
+    if options["scenario"] != "partial_clients" or not takers:
+        takers = list(range(len(added)))
+    rng = np.random.RandomState(streams.derive_seed(seed, "unlabelled") % 2**32)
+    for client, part in zip(takers, np.array_split(rng.permutation(unknown), len(takers)), strict=True):
+        added[client] = np.concatenate([added[client], part])
+    unlabelled = [np.concatenate(pair) for pair in zip(partition.unlabelled, added, strict=True)]
+    return replace(partition, unlabelled=unlabelled, pool=np.concatenate([partition.pool, *added]))
+
+
+def draw(options: Options, labels: Positions, seed: int, owners: Positions | None = None) -> Partition:
     """Draw or load the partition that the options describe.
 
     Args:
         options: options of the data module.
         labels: class of every training image, int ``[N]``.
         seed: seed of NumPy's legacy generator.
+        owners: client of every training image, int ``[N]``, if clients are given.
 
     Raises:
         DataError: impossible sizes, a partition file that does not match, or labelled clients that never hold
@@ -41,7 +156,7 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
         ConfigError: contradictory options.
     """
     clients, scenario = options["num_clients"], options["scenario"]
-    if options["partition_file"]:
+    if options["partition_file"] and owners is None:
         loaded = Partition.load(options["partition_file"], labels)
         if loaded.num_clients != clients:
             raise DataError(
@@ -50,7 +165,9 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
             )
         return _with_enough_labels(options, labels, lambda: loaded, draws=1)
     rng = np.random.RandomState(seed)
-    split = split_rule(options, options["partition"])
+    split: Split | Owned = split_rule(options, options["partition"]) if owners is None else Owned(owners)
+    if options["unlabelled_only"]:
+        return _all_labelled(options, labels, split, rng)
     if scenario == "partial_clients":
         draw_one = partial(
             labels_at_partial_clients,
@@ -61,8 +178,10 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
             rule=options["labelled_pick"],
             **{name: options[name] for name in ("labelled_clients", "picked", "labelled_from", "labelled_histogram")},
         )
-        always_equal = options["split_seed"] is not None and options["labelled_pick"] != "random"
-        return _with_enough_labels(options, labels, draw_one, draws=1 if always_equal else MAX_DRAWS)
+        drawn_anew = options["split_seed"] is None and owners is None
+        always_equal = not drawn_anew and options["labelled_pick"] != "random"
+        draws = 1 if always_equal else MAX_DRAWS
+        return _with_enough_labels(options, labels, draw_one, draws, given=owners is not None)
     in_order = options["labelled_pool_order"] == "dataset"
     by_class = in_order or options["partition"] == "pairs"
     if scenario == "all_clients":
@@ -83,17 +202,32 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
         return labels_at_server(
             labels, clients, rng, split=split, num_labels=options["num_labels"], shuffle_pool=not in_order
         )
-    raise ConfigError("scenario 'server', which needs num_labels: give data.num_labels, or choose another scenario")
+    raise ConfigError(
+        "scenario 'server', which needs num_labels: give data.num_labels, or choose another scenario; with images "
+        "without a label, data.unlabelled_only true gives the server all labels"
+    )
+
+
+def _all_labelled(options: Options, labels: Positions, split: Split | Owned, rng: np.random.RandomState) -> Partition:
+    """All labels stay known (``unlabelled_only``): at the server, at all clients, or at those that are labelled."""
+    clients, every = options["num_clients"], np.arange(len(labels))
+    nothing = [NOTHING] * clients
+    if options["scenario"] == "server":
+        return Partition(nothing, nothing, every, NOTHING)
+    if options["scenario"] == "partial_clients" and not isinstance(split, Owned):
+        clients = min(options["labelled_clients"], clients)
+    parts = spread(split, labels, every, clients, rng)
+    return Partition([*parts, *nothing[clients:]], nothing, NOTHING, NOTHING)
 
 
 def _with_enough_labels(
-    options: Options, labels: Positions, draw_one: Callable[[], Partition], draws: int
+    options: Options, labels: Positions, draw_one: Callable[[], Partition], draws: int, given: bool = False
 ) -> Partition:
     """Draw until the labelled clients together hold ``labelled_min_per_class`` images of every class.
 
     All partitions are drawn from one stream, and rejected ones are counted (``Partition.redraws``). If more than
     ``picked`` clients are labelled, only the picked ones count, so that bounds that label further clients get the same
-    partition.
+    partition. Clients that are ``given`` keep their numbers, so any may be labelled.
 
     Raises:
         DataError: no such partition was found.
@@ -102,10 +236,11 @@ def _with_enough_labels(
     if not least:
         return draw_one()
     counted = min(options["picked"] or options["labelled_clients"], options["labelled_clients"])
-    most = np.bincount(labels).min()
+    most = np.bincount(labels[labels != HIDDEN]).min()
     for redraws in range(draws if most >= least else 0):
         partition = draw_one()
-        own = labels[np.concatenate([partition.labelled[k] for k in range(counted)])]
+        holders = [part for part in partition.labelled if len(part)] if given else list(partition.labelled)
+        own = labels[np.concatenate(holders[:counted])]
         if np.bincount(own, minlength=labels.max() + 1).min() >= least:
             return replace(partition, redraws=redraws) if redraws else partition
     found = f"they did in none of {draws} partitions" if draws > 1 else "they do not in the only one that can be drawn"
@@ -146,12 +281,14 @@ def _rule(options: Options, kind: str) -> Split:
     )
 
 
-def draw_without(options: Options, labels: Positions, held: Positions, seed: int) -> Partition:
+def draw_without(
+    options: Options, labels: Positions, held: Positions, seed: int, owners: Positions | None = None
+) -> Partition:
     """Run ``draw`` on all images except those at the positions ``held``."""
     if not len(held):
-        return draw(options, labels, seed)
+        return draw(options, labels, seed, owners)
     rest = np.setdiff1d(np.arange(len(labels)), held)
-    return draw(options, labels[rest], seed).moved(rest)
+    return draw(options, labels[rest], seed, None if owners is None else owners[rest]).moved(rest)
 
 
 def validation_images(options: Options, images: int, seed: int, tested: Positions = NOTHING) -> Positions:

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from datamodules.common.errors import DataError
 from datamodules.common.files import read_bytes, write_atomic
 from datamodules.partition.lists import Lists, Positions
+from datamodules.partition.sites import HIDDEN
 
 Role = Literal["labelled", "unlabelled", "all"]
 Union = Literal["none", "labelled", "code_index"]
@@ -95,12 +96,16 @@ class Partition:
                 raise DataError(f"the partition {problem.format(np.flatnonzero(wrong)[0])}")
 
     def histogram(self, labels: ArrayLike, num_classes: int, role: Role = "all") -> Positions:
-        """Return each client's class counts, int64 [clients, classes], given the training set's labels [N]."""
+        """Return each client's class counts, int64 [clients, classes], given the training set's labels [N].
+
+        Images without a label (``HIDDEN``) are not counted.
+        """
         labels = np.asarray(labels)
         counts = np.zeros(self.num_clients * num_classes, dtype=np.int64)
         for own, other in ((self.labelled, "unlabelled"), (self.unlabelled, "labelled")):
             if role != other:
                 lists = Lists.of(own)
+                lists = lists.kept(labels[lists.flat] != HIDDEN)
                 counts += np.bincount(lists.owners * num_classes + labels[lists.flat], minlength=len(counts))
         return counts.reshape(self.num_clients, num_classes)
 
@@ -171,14 +176,15 @@ def _digest(labels: ArrayLike) -> str:
     return hashlib.sha256(np.asarray(labels).astype("<i8").tobytes()).hexdigest()
 
 
-def stored_hash(path: str | os.PathLike[str]) -> str:
-    """Read the hash stored in a saved partition.
+def stored_hash(path: str | os.PathLike[str]) -> str | None:
+    """Read the hash stored in a saved partition; ``None`` for a plain file of clients (``given.read_clients``).
 
     Raises:
         DataError: the file is missing or damaged.
     """
     try:
-        return str(json.loads(read_bytes(Path(path)))["hash"])
+        content = json.loads(read_bytes(Path(path)))
+        return str(content["hash"]) if "format" in content else None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"cannot read the partition file {path}: {type(error).__name__}: {error}") from error
 
@@ -198,7 +204,8 @@ def labelled_sets(partition: Partition, labels: ArrayLike, repeats: Repeats = "n
     labels = np.asarray(labels)
     sets = []
     for labelled, unlabelled in zip(partition.labelled, partition.unlabelled, strict=True):
-        classes = np.unique(labels[np.concatenate((labelled, unlabelled))])[:2]
+        held = labels[np.concatenate((labelled, unlabelled))]
+        classes = np.unique(held[held != HIDDEN])[:2]
         with_label, without = ([int((labels[part] == k).sum()) for k in classes] for part in (labelled, unlabelled))
         again = len(classes) == 2 and with_label[0] == with_label[1] and without[0] != without[1]
         sets.append(np.concatenate((labelled, labelled[labels[labelled] == classes[1]])) if again else labelled)

@@ -10,7 +10,17 @@ from numpy.typing import ArrayLike
 from datamodules.common.errors import ConfigError, DataError
 from datamodules.partition.lists import NOTHING, Positions
 from datamodules.partition.partition import Partition
-from datamodules.partition.split import Labels, Rule, Split, check_labels, class_members, labelled_pool, pick_labelled
+from datamodules.partition.split import (
+    Labels,
+    Owned,
+    Rule,
+    Split,
+    check_labels,
+    class_members,
+    labelled_pool,
+    pick_labelled,
+    spread,
+)
 
 
 def labels_at_partial_clients(
@@ -18,7 +28,7 @@ def labels_at_partial_clients(
     num_clients: int,
     rng: RandomState,
     *,
-    split: Split,
+    split: Split | Owned,
     labelled_clients: int = 1,
     picked: int | None = None,
     rule: Rule = "all_classes_closest",
@@ -31,8 +41,9 @@ def labels_at_partial_clients(
         labels: class of every training sample, int [N].
         num_clients: number of clients.
         rng: legacy generator.
-        split: how samples are spread.
-        labelled_clients: clients 0 .. ``labelled_clients`` - 1 have labels.
+        split: how samples are spread. Clients that are given (``Owned``) keep their numbers.
+        labelled_clients: clients 0 .. ``labelled_clients`` - 1 have labels; of clients that are given, those that
+            ``rule`` picks.
         picked: number of clients that ``rule`` moves to the front, see `pick_labelled`. Give it if runs with different
             ``labelled_clients`` must have the same clients. Default: ``labelled_clients``, or 1 if all are labelled.
         rule: see `pick_labelled`.
@@ -63,14 +74,20 @@ def labels_at_partial_clients(
             )
         parts = [_draw_histogram(labels, labelled_histogram, num_clients - 1, rng)]
     else:
-        parts = split(labels, labelled_from or num_clients, rng=rng)
+        parts = spread(split, labels, np.arange(len(labels)), labelled_from or num_clients, rng)
+        if isinstance(split, Owned):
+            chosen = pick_labelled(parts, labels, rule, labelled_clients, rng)[:labelled_clients]
+            return Partition(
+                labelled=[part if k in chosen else NOTHING for k, part in enumerate(parts)],
+                unlabelled=[NOTHING if k in chosen else part for k, part in enumerate(parts)],
+                server=NOTHING,
+                pool=_rest(labels, [parts[k] for k in chosen]),
+            )
         parts = [parts[k] for k in pick_labelled(parts, labels, rule, picked, rng)]
         if len(parts) != num_clients:
             parts = parts[:picked]
     if len(parts) < num_clients:
-        rest = _rest(labels, parts)
-        others = split(labels[rest], num_clients - len(parts), rng=rng)
-        parts += [rest[part] for part in others]
+        parts += spread(split, labels, _rest(labels, parts), num_clients - len(parts), rng)
     return Partition(
         labelled=(*parts[:labelled_clients], *[NOTHING] * (num_clients - labelled_clients)),
         unlabelled=(*[NOTHING] * labelled_clients, *parts[labelled_clients:]),
@@ -80,7 +97,13 @@ def labels_at_partial_clients(
 
 
 def labels_at_server(
-    labels: ArrayLike, num_clients: int, rng: RandomState, *, split: Split, num_labels: int, shuffle_pool: bool = True
+    labels: ArrayLike,
+    num_clients: int,
+    rng: RandomState,
+    *,
+    split: Split | Owned,
+    num_labels: int,
+    shuffle_pool: bool = True,
 ) -> Partition:
     """Give the server ``num_labels`` class-balanced labelled samples and spread all others over the clients.
 
@@ -92,7 +115,7 @@ def labels_at_server(
     """
     labels = check_labels(labels, num_clients)
     server, pool = labelled_pool(labels, _per_class(labels, num_labels), rng if shuffle_pool else None)
-    parts = [pool[part] for part in split(labels[pool], num_clients, rng=rng)]
+    parts = spread(split, labels, pool, num_clients, rng)
     return Partition([NOTHING] * len(parts), parts, server, pool)
 
 
@@ -101,7 +124,7 @@ def labels_at_all_clients(
     num_clients: int,
     rng: RandomState,
     *,
-    split: Split,
+    split: Split | Owned,
     labelled_split: Split | None = None,
     num_labels: int | None = None,
     fraction: float | None = None,
@@ -145,11 +168,11 @@ def labels_at_all_clients(
     if num_labels is not None:
         count = _per_class(labels, num_labels)
         labelled, pool = labelled_pool(labels, count, rng if shuffle_pool else None, order=order)
-        first = [labelled[part] for part in (labelled_split or split)(labels[labelled], num_clients, rng=rng)]
-        second = [pool[part] for part in split(labels[pool], num_clients, rng=rng)]
+        first = spread(labelled_split or split, labels, labelled, num_clients, rng)
+        second = spread(split, labels, pool, num_clients, rng)
     else:
         first, second = [], []
-        for part in split(labels, num_clients, rng=rng):
+        for part in spread(split, labels, np.arange(len(labels)), num_clients, rng):
             if fraction is not None:
                 if not 0 < fraction <= 1:
                     raise DataError(f"the labelled fraction of a client must be in (0, 1], got {fraction}")

@@ -86,7 +86,7 @@ class Sites(Sequence[SiteData]):
 
 
 HIDDEN = -1
-"""Stands for a label that no site has."""
+"""Stands for a label that no site has, or that nobody knows."""
 
 _TRUE: WeakKeyDictionary[object, Tensor] = WeakKeyDictionary()
 
@@ -98,6 +98,8 @@ def keep_true_labels(data: object, labels: Tensor) -> None:
 
 def true_labels(data: object) -> Tensor:
     """All training labels of a data module that is set up, hidden ones too, int64 ``[num_images]``.
+
+    ``HIDDEN`` stands for those that nobody knows.
 
     For metrics and records; no method may call it. The labels lie beside the data module, so that no attribute of what
     a method is given leads to them.

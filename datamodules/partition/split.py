@@ -5,6 +5,7 @@ versions and platforms, and the published partitions were made with it. The orde
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -26,6 +27,26 @@ class Split(Protocol):
 
     def __call__(self, labels: Labels, num_clients: int, *, rng: RandomState) -> list[Positions]:
         """Return one array of positions into ``labels`` per client."""
+
+
+@dataclass(frozen=True)
+class Owned:
+    """The split that the data or a user's file bring: ``owners[i]`` is the client of sample i.
+
+    Args:
+        owners: int64 [N].
+    """
+
+    owners: Positions
+
+
+def spread(
+    split: "Split | Owned", labels: Labels, pool: Positions, num_clients: int, rng: RandomState
+) -> list[Positions]:
+    """Return one array of the positions ``pool`` per client, as ``split`` says."""
+    if isinstance(split, Owned):
+        return [pool[split.owners[pool] == client] for client in range(num_clients)]
+    return [pool[part] for part in split(labels[pool], num_clients, rng=rng)]
 
 
 def dirichlet(

@@ -25,8 +25,8 @@ def test_dermatoscopic_images_are_decoded_once_at_the_size_that_is_cut(options, 
     assert data.views["weak"].geometry.zoom == sizes[0]
 
 
-def write_folder(root, count=10, name="HAM10000_metadata.csv", seed=0):
-    """Write metadata and .jpg files 60x45 of one colour each; return the rows."""
+def write_folder(root, count=10, name="HAM10000_metadata.csv", seed=0, suffix=".jpg"):
+    """Write metadata and files 60x45 of one colour each; return the rows."""
     rng = random.Random(seed)
     folder = root / "isic2018"
     for part in ("HAM10000_images_part_1", "HAM10000_images_part_2"):
@@ -36,7 +36,7 @@ def write_folder(root, count=10, name="HAM10000_metadata.csv", seed=0):
     (folder / name).write_text("\n".join(lines) + "\n")
     for i, (image, _, grey) in enumerate(rows):
         Image.new("RGB", (60, 45), (grey, 0, 255 - grey)).save(
-            folder / f"HAM10000_images_part_{i % 2 + 1}" / f"{image}.jpg"
+            folder / f"HAM10000_images_part_{i % 2 + 1}" / f"{image}{suffix}"
         )
     return rows
 
@@ -57,9 +57,13 @@ def test_split_sizes_and_order():
     assert train + test == rows
 
 
-@pytest.mark.parametrize("name", ["HAM10000_metadata.csv", "HAM10000_metadata"])
-def test_a_folder_as_published(tmp_path, monkeypatch, name):
-    rows = write_folder(tmp_path, name=name)
+@pytest.mark.parametrize(("name", "suffix"), [("HAM10000_metadata.csv", ".jpg"), ("HAM10000_metadata", ".JPG")])
+def test_a_folder_as_published(tmp_path, monkeypatch, name, suffix):
+    """One of the folders of images is behind a link."""
+    rows = write_folder(tmp_path, name=name, suffix=suffix)
+    part = tmp_path / "isic2018" / "HAM10000_images_part_2"
+    part.rename(tmp_path / "elsewhere")
+    part.symlink_to(tmp_path / "elsewhere")
     expect_counts(monkeypatch, rows)
     arrays = sources.isic2018(tmp_path, resize=25, test_resize=22)
     assert arrays.train_images.shape == (8, 25, 25, 3) and arrays.test_images.shape == (2, 22, 22, 3)
@@ -74,11 +78,38 @@ def test_a_folder_as_published(tmp_path, monkeypatch, name):
         assert all(abs(image[..., 0].mean() - rows[i][2]) < 4 for i, image in zip(part, images, strict=True))
     cache = tmp_path / "isic2018-25-22.npz"
     assert arrays.sha256 == {cache.name: hashlib.sha256(cache.read_bytes()).hexdigest()}
-    for file in (tmp_path / "isic2018").rglob("*.jpg"):
+    for file in (tmp_path / "isic2018").rglob("ISIC*"):
         file.unlink()
     again = sources.isic2018(tmp_path, resize=25, test_resize=22)
     for field in ("train_images", "train_labels", "test_images", "test_labels", "class_names"):
         np.testing.assert_array_equal(getattr(again, field), getattr(arrays, field))
+
+
+def write_truth(folder, rows):
+    """The challenge's table: a column per class."""
+    names = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
+    marked = [",".join([image, *(f"{float(dx.upper() == name)}" for name in names)]) for image, dx, _ in rows]
+    (folder / sources.ISIC_TRUTH).write_text("\n".join([",".join(["image", *names]), *marked]) + "\n")
+
+
+def test_the_challenges_table_has_a_split_of_its_own_and_says_so(tmp_path, monkeypatch):
+    """Its rows are in another order than the metadata's, which come first where both are there."""
+    rows = write_folder(tmp_path)
+    expect_counts(monkeypatch, rows)
+    folder = tmp_path / "isic2018"
+    write_truth(folder, rows[::-1])
+    assert not sources.isic2018(tmp_path, resize=25, test_resize=22).notes
+    (folder / "HAM10000_metadata.csv").unlink()
+    (tmp_path / "isic2018-25-22.npz").unlink()
+    arrays = sources.isic2018(tmp_path, resize=25, test_resize=22)
+    train, _ = sources.isic_split(10)
+    assert [arrays.class_names[k] for k in arrays.train_labels] == [rows[::-1][i][1] for i in train]
+    assert "not that of RSCFed" in arrays.notes[0] and list(arrays.sha256) == ["isic2018_truth-25-22.npz"]
+    text = (folder / sources.ISIC_TRUTH).read_text()
+    (folder / sources.ISIC_TRUTH).write_text(text.replace("1.0", "0.0", 1))
+    (tmp_path / "isic2018_truth-25-22.npz").unlink()
+    with pytest.raises(DataError, match="must have one 1"):
+        sources.isic2018(tmp_path, resize=25, test_resize=22)
 
 
 @pytest.mark.parametrize(

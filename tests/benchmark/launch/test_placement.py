@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from benchmark.launch.placement import placed
@@ -37,12 +38,14 @@ def test_auto_places_long_runs_on_all_cores(tmp_path, machine, monkeypatch):
     assert where(rounds=10) == (1, 2) and where(rounds=4_000) == (6, 1), "other programs run on six of them"
 
 
-def test_auto_does_not_take_a_short_run_on_data_of_unknown_size_for_a_long_one(tmp_path, machine):
-    """Starting processes takes longer than a few rounds, however many images there are."""
+def test_an_own_data_set_counts_with_its_size(tmp_path, machine):
+    """Of 600 images 1 000 rounds are short; one that is not there yet counts as one of the usual size."""
     machine.cores = 8
-    auto = {"method": "fedavg", "data": "npz", "data__file": "x.npz", "runtime__devices": "auto"}
-    devices = [placed(configuration(tmp_path, rounds=rounds, **auto)).config.runtime.devices for rounds in (2, 1_000)]
-    assert devices == [1, 6]
+    auto = {"method": "fedavg", "data": "npz", "data__file": str(tmp_path / "x.npz"), "runtime__devices": "auto"}
+    runs = [configuration(tmp_path, rounds=rounds, **auto) for rounds in (2, 1_000)]
+    assert [placed(run).config.runtime.devices for run in runs] == [1, 6]
+    np.savez(tmp_path / "x.npz", train_images=np.zeros((600, 8, 8), np.uint8), train_labels=np.arange(600) % 3)
+    assert [placed(run).config.runtime.devices for run in runs] == [1, 1]
 
 
 def test_auto_starts_no_more_processes_than_there_is_memory_for(tmp_path, machine):

@@ -90,7 +90,7 @@ def test_arrays_that_do_not_fit_into_memory_are_refused_before_they_are_read(cls
         cls(data_dir=str(tmp_path), **options).read()
 
 
-@pytest.mark.parametrize("label", [2**64 - 1, 2**63, -1])
+@pytest.mark.parametrize("label", [2**64 - 1, 2**63, -2])
 def test_labels_are_looked_at_before_their_type_is_changed(label, tmp_path):
     """As int64, 2^64 - 1 would be -1, and so on."""
     labels = np.array([0, 1, 0, label], np.int64 if label < 0 else np.uint64)

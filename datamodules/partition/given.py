@@ -1,0 +1,120 @@
+"""Clients that the data set or a user's file names: who has which training images, and perhaps which of them labels."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.random import RandomState
+from numpy.typing import NDArray
+
+from datamodules.common.errors import DataError
+from datamodules.common.files import read_bytes
+from datamodules.partition.lists import NOTHING, Positions
+from datamodules.partition.partition import Partition
+from datamodules.partition.sites import HIDDEN
+
+NOBODY = -1
+_FORM = (
+    'give {"client": [positions of training images], ...}, where a client may also be {"images": [...], "labelled": '
+    "[positions] or a number of them}; docs/data.md shows how to write it from other files"
+)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Clients with names.
+
+    Args:
+        names: the clients' names.
+        owners: client of every training image, int64 [N]; ``NOBODY``'s images have none.
+        labelled: by client, the positions that have labels or how many have; ``None``: the scenario chooses.
+        digest: SHA-256 of the file that says this; images of nobody stay so. ``None``: the data set says it.
+    """
+
+    names: tuple[str, ...]
+    owners: Positions
+    labelled: Sequence[int | Positions] | None = None
+    digest: str | None = None
+
+    @classmethod
+    def of(cls, clients: NDArray[Any]) -> "Given":
+        """Those of ``Arrays.train_clients``, in the order of their names."""
+        own = clients != "" if clients.dtype.kind == "U" else clients >= 0
+        owners = np.full(len(clients), NOBODY, dtype=np.int64)
+        names, owners[own] = np.unique(clients[own], return_inverse=True)
+        return cls(tuple(map(str, names.tolist())), owners)
+
+    def partition(self, labels: Positions, seed: int) -> Partition:
+        """The partition that ``labelled`` says; numbers of labelled images are drawn from each client's.
+
+        Raises:
+            DataError: a client does not have them, or nobody knows the label of one.
+        """
+        rng, with_label, without = RandomState(seed), [], []
+        for client, (name, own) in enumerate(zip(self.names, self.labelled or (), strict=True)):
+            part = np.flatnonzero(self.owners == client)
+            known = part[labels[part] != HIDDEN]
+            most = len(known)
+            chosen = rng.permutation(known)[:own] if isinstance(own, int) else own
+            if len(wrong := np.setdiff1d(chosen, known)) or (isinstance(own, int) and own > most):
+                what = f"position {wrong[0]}" if len(wrong) else f"{own} images"
+                raise DataError(f"client {name!r} is to have labels of {what}; it has {most} images with a label")
+            with_label.append(chosen)
+            without.append(np.setdiff1d(part, chosen))
+        return Partition(with_label, without, NOTHING, np.sort(np.concatenate(without)))
+
+
+def read_clients(file: str, num_samples: int) -> Given | None:
+    """Read a plain partition file, ``{client: [positions]}``; ``None`` if it was saved with ``Partition.save``.
+
+    Raises:
+        DataError: it cannot be read or is no such file; a position is no training image or has two clients, or a client
+            has none.
+    """
+    path = Path(file)
+    try:
+        if path.suffix in (".pth", ".pt", ".pkl", ".pickle", ".npz", ".npy") or path.is_dir():
+            raise DataError(f"it is no JSON but {'a folder' if path.is_dir() else path.suffix}: {_FORM}")
+        text = read_bytes(path)
+        content = json.loads(text)
+        if isinstance(content, Mapping) and "format" in content:
+            return None
+        if isinstance(content, Mapping) and "user_data" in content:
+            raise DataError(f"it is a data set in LEAF's format: {_FORM}")
+        return replace(_given(content, num_samples), digest=hashlib.sha256(text).hexdigest())
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot use the partition file {file}: {error}") from error
+
+
+def _given(content: Any, num_samples: int) -> Given:
+    if not isinstance(content, Mapping) or not content:
+        raise DataError(f"it has no clients: {_FORM}")
+    parts = [one.get("images") if isinstance(one, Mapping) else one for one in content.values()]
+    labelled = [one.get("labelled") if isinstance(one, Mapping) else None for one in content.values()]
+    owners = np.full(num_samples, NOBODY, dtype=np.int64)
+    for client, (name, part, own) in enumerate(zip(content, parts, labelled, strict=True)):
+        listed = [(part, "images"), *([(own, "labelled")] if isinstance(own, list) else [])]
+        for positions, what in listed:
+            whole = isinstance(positions, list) and all(type(place) is int for place in positions)
+            if not whole or (what == "images" and not positions):
+                found = "none" if positions == [] else "no list of whole numbers"
+                raise DataError(f"the {what} of client {name!r} are {found}: {_FORM}")
+            if outside := [place for place in positions if not 0 <= place < num_samples]:
+                raise DataError(f"client {name!r} has position {outside[0]}; there are {num_samples} training images")
+            place, count = Counter(positions).most_common(1)[0] if positions else (0, 1)
+            if count > 1:
+                raise DataError(f"client {name!r} has position {place} twice in its {what}")
+        if type(own) not in (int, list, type(None)) or (type(own) is int and own < 0):
+            raise DataError(f"client {name!r} has {own!r} for labelled: {_FORM}")
+        if len(taken := np.flatnonzero(owners[part] != NOBODY)):
+            other = list(content)[owners[part[taken[0]]]]
+            raise DataError(f"clients {other!r} and {name!r} both have position {part[taken[0]]}")
+        owners[part] = client
+    chosen = [own if type(own) is int else np.array(own or [], dtype=np.int64) for own in labelled]
+    said = any(own is not None for own in labelled)
+    return Given(tuple(map(str, content)), owners, chosen if said else None)

@@ -1,0 +1,299 @@
+"""What people have: images without labels, clients with names, folders in other layouts, links."""
+
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmark import cli
+from benchmark.contract.hidden import others_are_wrong
+from benchmark.runs.records import read_record, read_rows
+from datamodules.common.errors import ConfigError, DataError
+from datamodules.folder import Folder
+from datamodules.npz import Npz
+from datamodules.partition.sites import HIDDEN, true_labels
+
+RNG = np.random.RandomState(0)
+SERVER = ["--data.scenario", "server", "--data.unlabelled_only", "true", "--data.pipeline", "randaugment_uniform"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def draw(*places, count=4, suffix="png"):
+    """Save ``count`` images in each folder."""
+    for place in places:
+        os.makedirs(place, exist_ok=True)
+        for number in range(count):
+            Image.fromarray(RNG.randint(0, 256, (8, 8), np.uint8)).save(f"{place}/{number}.{suffix}")
+
+
+def file_of(**parts):
+    """A file of 12 training images of three classes and 6 test images, with more."""
+    images = RNG.randint(0, 256, (18, 8, 8), np.uint8)
+    own = {"train_images": images[:12], "train_labels": np.arange(12) % 3}
+    tested = {"test_images": images[12:], "test_labels": np.arange(6) % 3}
+    np.savez("x.npz", **{**own, **tested, **parts})
+
+
+def ready(kind, **options):
+    data = kind(data_dir="data", **{"num_clients": 3, "min_size": 0, **options})
+    data.setup()
+    return data
+
+
+def pictures(**options):
+    return ready(Folder, root="pictures", **options)
+
+
+def lists(parts):
+    return [sorted(part.tolist()) for part in parts]
+
+
+# --- images without labels
+
+
+@pytest.mark.parametrize("scenario", ["server", "partial_clients", "all_clients"])
+@pytest.mark.parametrize("name", ["unlabeled", "Unlabelled"])
+def test_images_without_a_label_become_those_of_clients(name, scenario, here):
+    """Every label stays known with ``unlabelled_only``, and the clients share the others, none twice."""
+    draw("pictures/train/a", "pictures/train/b", "pictures/test/a", "pictures/test/b", count=6)
+    draw(f"pictures/{name}/sub", count=9)
+    data = pictures(scenario=scenario, unlabelled_only=True)
+    sites = [*data.clients, data.server]
+    held = sorted(place for site in sites for place in site.unlabelled.tolist())
+    assert held == list(range(12, 21)) and (true_labels(data)[12:] == HIDDEN).all() and len(data.train_images) == 21
+    assert sum(len(site.labelled) for site in sites) == 12 and data.num_classes == 2
+    assert sorted(data.pool().tolist()) == held
+    takers = [len(site.unlabelled) for site in data.clients]
+    assert takers == ([0, 5, 4] if scenario == "partial_clients" else [3, 3, 3])
+    assert len(data.server.labelled) == (12 if scenario == "server" else 0)
+    with others_are_wrong(data):
+        assert all((site.labels >= 0).all() for site in sites)
+    assert data.class_counts("unlabelled").sum() == 0 and "9 without a label" in data.about()
+
+
+def test_hidden_labels_and_unknown_ones_go_together(here):
+    """Labels are drawn and images held out among those that have one; options that need all labels are refused."""
+    labels = np.arange(12) % 3
+    labels[9:] = HIDDEN
+    file_of(train_labels=labels, unlabelled_images=RNG.randint(0, 256, (5, 8, 8), np.uint8))
+    data = ready(Npz, file="x.npz", scenario="server", num_labels=3, validation=2)
+    assert data.test_images.shape[0] == 6 and len(data.train_images) == 17
+    unlabelled = sorted(place for site in data.clients for place in site.unlabelled.tolist())
+    held = [*data.server.labelled.tolist(), *data.server.validation.tolist()]
+    assert unlabelled == sorted({*range(17)} - {*held}) and max(held) < 9
+    assert data.class_counts("unlabelled").sum() == 4
+    file = str(here / "saved.json")
+    data.export(file)
+    again = ready(Npz, file="x.npz", partition_file=file)
+    assert again.partition.hash == data.partition.hash
+    mixed = ready(Npz, file="x.npz", split="random80", scenario="server", num_labels=3)
+    assert (mixed.test_labels >= 0).all() and len(mixed.train_images) == math.floor(15 * 0.8) + 8
+    assert len(ready(Npz, file="x.npz", scenario="server", num_labels=3, balanced_holdout=3).test_labels) == 3
+    for options in ({"hidden_labels": "revealed"}, {"scenario": "server", "num_labels": 3, "unlabelled_only": True}):
+        with pytest.raises(ConfigError, match=r"leave .*out"):
+            ready(Npz, file="x.npz", **options)
+    file_of()
+    with pytest.raises(ConfigError, match="every training image has a label"):
+        ready(Npz, file="x.npz", unlabelled_only=True)
+
+
+def test_a_run_trains_on_them_and_measures_nothing_that_needs_their_labels(here, capsys):
+    """``fixmatch`` selects pseudo-labels; how many are right, and how good clients are, is unknown."""
+    draw("pictures/train/a", "pictures/train/b", "pictures/test/a", "pictures/test/b", count=6)
+    draw("pictures/unlabeled", count=12)
+    (here / "pictures/train/a/notes.txt").write_text("x")
+    common = ["--data", "folder", "--data.root", "pictures", "--data.num_clients", "3", *SERVER]
+    trained = ["--method", "fixmatch", "--method.threshold", "0.0", "--model", "mlp", "--rounds", "1", "--devices", "1"]
+    assert cli.main(["fit", *common, *trained, "--wandb", "off"]) == 0
+    told = capsys.readouterr()
+    for words in ("a 6, b 6, 12 without a label; 12 test images", "1 .txt"):
+        assert words in told.out + told.err
+    (path,) = here.glob("results/runs/*")
+    (row,) = [row for row in read_rows(path) if "pseudo/selected" in row]
+    assert row["pseudo/selected"] == 1 and "acc" in row
+    assert not {"pseudo/right", "pseudo/correct", "pseudo/accuracy", "acc_clients"} & {*row}
+    assert read_record(path)["class_counts"]["server"] == ["6 6"]
+    assert cli.main(["describe", *common]) == 0
+    assert "unknown" in capsys.readouterr().out
+
+
+# --- clients with names
+
+
+def test_clients_are_the_folders_above_the_classes(here):
+    """A class that a client lacks, images without a label, and a client's own test images."""
+    draw("pictures/train/zoe/a", "pictures/train/zoe/b", "pictures/train/ann/a", "pictures/train/bob/b")
+    draw("pictures/train/bob/unlabeled", "pictures/unlabeled/ann", "pictures/unlabeled", count=3)
+    draw("pictures/test/a", "pictures/test/b")
+    data = pictures(clients_in="folders", labelled_clients=1)
+    assert data.client_names == ("ann", "bob", "zoe") and data.class_names == ("a", "b")
+    assert data.class_counts("all").tolist() == [[4, 0], [0, 4], [4, 4]]
+    assert data.roster(0).labelled == (2,), "it has all classes"
+    assert [site.size for site in data.clients] == [4 + 3 + 2, 4 + 3 + 1, 8]
+    with pytest.raises(DataError, match="num_clients 3"):
+        pictures(clients_in="folders", num_clients=10)
+    with pytest.raises(DataError, match=r"ann.*clients_in folders|same classes"):
+        pictures()
+    os.rename("pictures/train/bob", "pictures/bob")
+    pooled = pictures(clients_in="folders", num_clients=2, scenario="server", num_labels=4)
+    assert len(pooled.server.labelled) == 4 and pooled.class_counts("unlabelled").sum() == 8
+
+
+@pytest.mark.parametrize("ids", [[10, 9, 2] * 4, ["x", "b", "c"] * 4])
+def test_clients_are_those_that_an_array_names(ids, here):
+    file_of(client_ids=np.array(ids))
+    data = ready(Npz, file="x.npz", clients_in="client_ids", scenario="all_clients", label_fraction=0.5)
+    assert data.client_names == tuple(map(str, sorted(set(ids))))
+    assert lists(part for part in data.partition.labelled) != lists(data.partition.unlabelled)
+    owners = {place: name for site, name in zip(data.clients, data.client_names, strict=True)
+              for place in [*site.labelled.tolist(), *site.unlabelled.tolist()]}  # fmt: skip
+    assert [owners[place] for place in range(12)] == list(map(str, ids))
+    assert "client_ids" in ready(Npz, file="x.npz").about()
+    for options in ({"split": "random80"}, {"labelled_from": 2}, {"partition_file": "x.json"}):
+        with pytest.raises((DataError, ConfigError), match=r"split|labelled_from|x\.json"):
+            ready(Npz, file="x.npz", clients_in="client_ids", **options)
+    file_of()
+    with pytest.raises(DataError, match="no client_ids"):
+        ready(Npz, file="x.npz", clients_in="client_ids")
+
+
+def with_clients(content, **options):
+    with open("clients.json", "w") as stream:
+        json.dump(content, stream)
+    return ready(Npz, file="x.npz", partition_file="clients.json", **options)
+
+
+def test_a_plain_file_says_who_has_what(here):
+    """Who has labels is what the scenario says, or the file; images that it leaves out are nobody's."""
+    file_of(unlabelled_images=RNG.randint(0, 256, (2, 8, 8), np.uint8))
+    parts = {"north": [0, 1, 2, 3], "south": [4, 5, 6], "west": [8, 9, 12]}
+    data = with_clients(parts, labelled_pick="index0")
+    assert data.client_names == tuple(parts) and lists(data.partition.labelled) == [[0, 1, 2, 3], [], []]
+    assert lists(data.partition.unlabelled) == [[], [4, 5, 6], [8, 9, 12]]
+    own = {"north": {"images": [0, 1, 2, 3], "labelled": [2, 3]}, "south": {"images": [4, 5, 12], "labelled": 1}}
+    chosen = with_clients({**own, "west": [7]}).partition
+    assert [len(part) for part in chosen.labelled] == [2, 1, 0] and chosen.labelled[0].tolist() == [2, 3]
+    assert lists(chosen.unlabelled)[0] == [0, 1] and sorted(chosen.pool) == sorted(np.concatenate([*chosen.unlabelled]))
+    everybody = with_clients(parts, unlabelled_only=True, scenario="all_clients").partition
+    assert lists(everybody.labelled) == [[0, 1, 2, 3], [4, 5, 6], [8, 9]] and lists(everybody.unlabelled)[2] == [12]
+    assert {"clients.json", "x.npz"} == set(with_clients(parts).sha256)
+
+
+BAD_CLIENTS = {
+    "range": ({"a": [0, 99]}, "'a' has position 99; there are 12"),
+    "double": ({"a": [0, 1, 1]}, "'a' has position 1 twice"),
+    "shared": ({"a": [0, 1], "b": [1]}, "'a' and 'b' both have position 1"),
+    "empty": ({"a": [0], "b": []}, "images of client 'b' are none"),
+    "text": ({"a": ["0"]}, "no list of whole numbers"),
+    "truth": ({"a": [True]}, "no list of whole numbers"),
+    "nobody": ({}, "has no clients"),
+    "list": ([[0, 1]], "has no clients"),
+    "labels elsewhere": ({"a": {"images": [0], "labelled": [5]}}, "'a' is to have labels of position 5"),
+    "too many labels": ({"a": {"images": [0, 1], "labelled": 3}}, "labels of 3 images; it has 2"),
+    "LEAF": ({"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [], "y": []}}}, "LEAF"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CLIENTS)
+def test_a_plain_file_is_looked_at(name, here):
+    file_of()
+    content, message = BAD_CLIENTS[name]
+    with pytest.raises(DataError, match=message):
+        with_clients(content, num_clients=1)
+
+
+@pytest.mark.parametrize("name", ["split.pth", "client_0.npz", "clients"])
+def test_what_others_save_is_named(name, here):
+    file_of()
+    os.mkdir(name) if name == "clients" else (here / name).write_bytes(b"x")
+    with pytest.raises(DataError, match=rf"{name}: it is no JSON.*docs/data\.md"):
+        ready(Npz, file="x.npz", partition_file=name)
+
+
+def test_another_plain_file_is_another_run(here, capsys):
+    """A complete run is not taken for that of the changed file."""
+    file_of()
+    (here / "c.json").write_text(json.dumps({"a": list(range(6)), "b": list(range(6, 12))}))
+    fit = ["fit", "--method", "fedavg", "--data", "npz", "--data.file", "x.npz", "--model", "mlp", "--rounds", "1"]
+    fit += ["--data.partition_file", "c.json", "--data.num_clients", "2", "--devices", "1", "--wandb", "off"]
+    assert cli.main(fit) == 0 == cli.main(fit)
+    (here / "c.json").write_text(json.dumps({"a": list(range(5)), "b": list(range(5, 12))}))
+    assert cli.main(fit) != 0 and "c.json has changed" in capsys.readouterr().err
+
+
+# --- layouts
+
+PAIRS = ["Training/Testing", "Train/Test", "TRAIN/TEST", "seg_train/seg_test", "train_set/test_set", "trainset/testset"]
+
+
+@pytest.mark.parametrize("pair", [*PAIRS, "train/Test", "seg_train/seg_train:seg_test/seg_test"])
+def test_splits_are_known_by_other_names(pair, here):
+    """A brain scan is not asked whether it is a training image."""
+    train, test = pair.split(":" if ":" in pair else "/")
+    draw(f"mri/{train}/glioma", f"mri/{train}/none", count=5)
+    draw(f"mri/{test}/glioma", f"mri/{test}/none", count=2)
+    data = ready(Folder, root="mri")
+    assert data.class_names == ("glioma", "none")
+    assert (len(data.train_images), len(data.test_images)) == (10, 4)
+
+
+REFUSED = {
+    "folds": (["fold_0/a", "fold_0/b", "fold_1/a", "fold_1/b"], "fold_0, fold_1 look like splits"),
+    "dev and eval": (["dev/a", "eval/a"], "dev, eval look like splits"),
+    "validation alone": (["training/a", "training/b", "validation/a"], "training and validation.*'test'"),
+    "sites": (["berlin/cat", "berlin/dog", "rome/cat", "rome/dog"], "berlin, rome .*cat, dog.*clients_in folders"),
+    "masks": (["images", "masks"], "masks, not classes"),
+    "masks in classes": (["covid/images", "covid/masks", "normal/images", "normal/masks"], "all have images, masks"),
+    "twice": (["train/a", "train/b", "Training/a", "Training/b"], "two folders for one part"),
+    "only a test": (["Testing/a", "Testing/b"], "test but no train"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_folders_that_are_no_classes_are_refused_by_name(name, here):
+    places, message = REFUSED[name]
+    draw(*(f"pictures/{place}" for place in places))
+    with pytest.raises(DataError, match=message):
+        pictures()
+
+
+def test_a_folder_of_images_in_each_class_is_no_layout(here):
+    """As in Tiny ImageNet; what is not read is said."""
+    draw("pictures/train/n1/images", "pictures/train/n2/images", "pictures/val/images")
+    draw("pictures/test/n1", "pictures/test/n2")
+    (here / "pictures/train/n1/boxes.TXT").write_text("0 0")
+    said = pictures().about()
+    assert "n1 4, n2 4" in said and "val" in said and "1 .txt" in said
+    for file in (here / "pictures/test/n2").iterdir():
+        file.rename(file.with_suffix(".tif"))
+    with pytest.raises(DataError, match=r"no images.*4 \.tif"):
+        pictures()
+
+
+# --- links and sizes
+
+
+def test_links_to_folders_are_followed_and_end(here):
+    """30 of 60 images were skipped without a word."""
+    draw("pictures/a", "elsewhere/b", "elsewhere/more")
+    os.symlink(here / "elsewhere/b", "pictures/b")
+    os.symlink(here / "elsewhere/more", "pictures/a/more")
+    os.symlink(here / "pictures/a", "pictures/a/again")
+    data = pictures(test_fraction=0.25)
+    assert len(data.train_images) + len(data.test_images) == 12 and data.class_names == ("a", "b")
+
+
+def test_an_own_set_knows_its_size_before_it_is_read(here):
+    draw("pictures/train/a", "pictures/train/b", "pictures/test/a", "pictures/test/b", "pictures/unlabeled")
+    file_of(unlabelled_images=RNG.randint(0, 256, (5, 8, 8), np.uint8))
+    assert Folder(root="pictures").expected_size() == 12 and Npz(file="x.npz").expected_size() == 17
+    with pytest.raises(DataError):
+        Npz(file="none.npz").expected_size()
