@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from methods.base import Batch, LocalWork, Pass, Site, Stream
 from methods.cbafed import CBAFed, assign, class_counts
@@ -32,9 +31,7 @@ class BatchByBatch(CBAFed):
     Label and loss come from the same forward pass in training mode; class counts are averages per epoch.
     """
 
-    def __init__(self, model: nn.Module, num_classes: int, **base: Any) -> None:
-        super().__init__(model, num_classes, **base)
-        self.site: Site | None = None
+    site: Site | None = None
 
     def unlabelled_work(self, client: Site) -> LocalWork:
         """Pass over all images in every epoch."""

@@ -1,5 +1,6 @@
 """Fed-Consist: the mean-teacher client against the released one, and the switches of its sheet."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from benchmark.federation.fit import Fit
 from benchmark.federation.optimizers import OptimizerStates, kept_states
-from federations import make_federation, sums_of
+from federations import few_data, make_federation, sums_of
 from golden_files import load
 from methods.base import Visit
 from methods.fed_consist import FedConsist
@@ -103,3 +104,17 @@ def test_a_short_batch_is_divided_by_the_configured_size() -> None:
     net = Toy().eval()
     short, full = (FedConsist(net, batch_size=size).eval().consistency(views) for size in (12, 3))
     torch.testing.assert_close(short * 4, full)
+
+
+def test_a_client_with_all_labels_has_no_teacher_before_the_warmup_ends() -> None:
+    """Its teacher is the global model after the warm-up, not the untrained one that it received first."""
+    federation = make_federation("fed_consist", data=few_data(3), rounds=3, warmup_rounds=2)
+    federation.run_round(0)
+    federation.run_round(1)
+    visit = replace(federation.visits(2)[0], first=False)
+    federation.engine.seats[0].begin_visit(
+        visit, federation.engine.send(visit, federation.server), federation.clients[0]
+    )
+    federation.method.on_train_start()
+    for name, value in federation.method.teacher.state_dict().items():
+        assert torch.equal(value, federation.server[f"model.{name}"])

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.federation.loop import Federation
-from benchmark.federation.site import LocalSite
+from benchmark.federation.site import LocalSite, Sent
 from datamodules.digits import Digits
 from federations import SCENARIOS, FewDigits, plain_fabric
 from methods import models
@@ -181,6 +181,21 @@ def test_only_the_backbone_travels() -> None:
     assert all(set(upload.tensors) == set(sent) for upload in uploads)
     assert {name.split(".")[0] for name in run.clients[visits[0].client].tensors} == {"projector", "target"}
     assert run.clients[visits[0].client].optimizers == []
+
+
+def test_a_target_starts_as_the_first_backbone_and_stays_with_the_client() -> None:
+    """Every client's own; at the second visit it is what the first one left."""
+    run = federation(method())
+    run.server_phase(0, first=True)
+    visit = Visit(client=2, size=run.data.client(2).size, first=True)
+    run.engine.seats[0].begin_visit(visit, Sent(run.method.broadcast(run.server, visit), 0), None)
+    own = {name: run.server[f"model.{name}"] for name in run.method.target.state_dict()}
+    assert all(torch.equal(value, own[name]) for name, value in run.method.target.state_dict().items())
+    run.run_visits([visit])
+    kept = run.clients[2].tensors
+    assert any(not torch.equal(kept[f"target.{name}"], value) for name, value in own.items())
+    run.engine.seats[0].begin_visit(Visit(client=2, size=visit.size, first=False), Sent(run.server, 0), run.clients[2])
+    assert all(torch.equal(v, kept[f"target.{n}"]) for n, v in run.method.target.state_dict().items())
 
 
 def test_a_client_with_one_image_waits() -> None:

@@ -197,24 +197,6 @@ def test_local_training_is_what_plain_torch_computes() -> None:
         torch.testing.assert_close(upload.tensors[f"model.{name}"], value.data, rtol=1e-9, atol=1e-10)
 
 
-class EightAtATime(FedDB):
-    """Smaller batches where labels train alone."""
-
-    labels_alone = 8
-
-
-def test_without_confident_images_labels_alone_train_in_mini_batches() -> None:
-    """Plain cross-entropy in batches of 64 (here 8), aggregated all the same; the APP-U keeps its first value."""
-    run = federation(rounds=1, threshold=1.1, name=EightAtATime)
-    batches: list[Any] = []
-    run.method.on_train_batch_start = lambda batch, _: batches.append(batch)
-    uploads, _, _ = run.run_visits(run.visits(0))
-    sizes = [len(run.data.client(k).labelled) for k in range(3)]
-    assert len(uploads) == 3
-    assert len(batches) == sum(5 * -(-n // 8) for n in sizes)
-    assert all(set(batch) == {"labelled"} and len(batch["labelled"]["y"]) <= 8 for batch in batches)
-
-
 @pytest.mark.parametrize(("threshold", "streams"), [(0.7, {"labelled", "unlabelled", "app_u"}), (1.1, {"labelled"})])
 def test_counted_steps_do_not_follow_the_confident_images(threshold: float, streams: set[str]) -> None:
     """Seven steps in each of two epochs, with and without confident images, of at most ``unlabelled_bs`` of these."""

@@ -12,6 +12,7 @@ from benchmark.federation.loop import Federation
 from feddure_steps import (
     CASES,
     PLAIN,
+    Toy,
     batch_of,
     equal,
     name_of,
@@ -113,3 +114,19 @@ def test_one_kind_of_images_moves_the_local_model_only(kind: str) -> None:
     take_steps(method, [{kind: batch_of(PLAIN)[kind]}] * 2)
     moved = {name.split(".")[0] for name, value in method.state_dict().items() if not torch.equal(value, before[name])}
     assert moved == {"model"}
+
+
+def test_freg_is_drawn_from_the_stream_of_the_visit() -> None:
+    """Torch's global generator is neither read nor moved; the same visit draws the same numbers."""
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(0)
+        method = FedDure(Toy(False), 3)
+        method.generator = torch.Generator().manual_seed(seed)
+        torch.manual_seed(len(drawn))
+        state = torch.get_rng_state()
+        method.on_train_start()
+        assert torch.equal(torch.get_rng_state(), state)
+        drawn.append(torch.cat([p.detach().flatten() for p in method.freg.parameters()]))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])

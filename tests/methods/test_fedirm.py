@@ -158,6 +158,15 @@ def test_a_round_without_labelled_clients_keeps_the_matrix() -> None:
     assert torch.equal(run.method.relation, before)
 
 
+def test_a_head_that_drops_nothing_is_told() -> None:
+    """There the passes are one prediction over and over."""
+    with pytest.warns(UserWarning, match=r"no unit is dropped .* model_args.head_dropout=0.5"):
+        make_method("fedirm")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FedIRM(models.build("small_cnn", 10, head_dropout=0.5), 10)
+
+
 def test_labelled_clients_share_half_of_the_weight() -> None:
     """share:0.5 by default, sizes under plain ("origi." in the tables); relations are averaged without weights."""
     for mode, expected_share in (("share:0.5", 0.5), ("plain", 0.1)):
@@ -170,12 +179,3 @@ def test_labelled_clients_share_half_of_the_weight() -> None:
         method.aggregate(uploads)
         assert float(method.tensors("shared")["model.conv1.bias"][0]) == pytest.approx(expected_share)
         assert torch.equal(method.relation, torch.full((10, 10), 0.5))
-
-
-def test_a_head_that_drops_nothing_is_told() -> None:
-    """There the passes are one prediction over and over."""
-    with pytest.warns(UserWarning, match=r"no unit is dropped .* model_args.head_dropout=0.5"):
-        make_method("fedirm")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        FedIRM(models.build("small_cnn", 10, head_dropout=0.5), 10)

@@ -9,9 +9,7 @@ from torch import Tensor
 from allclients_visits import Toy, precise
 from federations import rounds_until, run_rows, small_contract
 from golden_files import load
-from methods import flexmatch
 from methods.ablations.flexmatch import Forgetful
-from methods.client_fixmatch import ClientFixMatch
 from methods.flexmatch import FlexMatch, flexible, learning_status
 
 GOLDEN = load("allclients/flexmatch")
@@ -81,13 +79,3 @@ def test_the_status_stays_with_its_client_alone() -> None:
     rows = run_rows(forgetful)
     assert all(not state.tensors for state in forgetful.clients.values())
     assert rows[0] == usual[0] and rows[-1] != usual[-1]
-
-
-def test_without_learning_status_it_is_fixmatch_with_local_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All classes count as learnt: bit for bit LPL."""
-    monkeypatch.setattr(flexmatch, "flexible", lambda threshold, beta: torch.full_like(beta, threshold))
-    lr = FlexMatch.contract_args["lr"]
-    runs = [small_contract("flexmatch"), small_contract(ClientFixMatch, pseudo_labels="local", lr=lr)]
-    for run in runs:
-        run_rows(run)
-    assert all(torch.equal(value, runs[1].server[name]) for name, value in runs[0].server.items())

@@ -13,8 +13,10 @@ from federations import (
     fewest_data,
     make_federation,
     make_method,
+    rounds_until,
     run_rows,
     small_contract,
+    visited,
 )
 from golden_files import load
 from methods.ablations.proxyfl import AsPrinted, ReleasedWeights
@@ -201,6 +203,32 @@ def test_without_its_terms_it_is_sage_with_global_labels_only() -> None:
     _, sage = rows_and_server(SAGE, kappa=1e9, **SURE)
     for name, value in sage.items():
         torch.testing.assert_close(server[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_the_prior_comes_with_the_model_and_follows_the_counts() -> None:
+    """One number per class on the way down; a hundredth of the way towards the round's counts."""
+    run, again = small_contract("proxyfl"), small_contract("proxyfl")
+    uploads = again.run_visits(again.visits(0))[0]
+    assert "prior" not in uploads[0].tensors
+    counts = torch.stack([upload.stats["counts"] for upload in uploads]).sum(dim=0)
+    rounds_until(run, 1)
+    expected = 0.99 * 0.1 + 0.01 * counts / counts.sum()
+    torch.testing.assert_close(run.server["prior"], expected)
+    sent = run.method.broadcast(run.server, Visit())
+    torch.testing.assert_close(sent["prior"], expected)
+
+
+def test_classes_are_counted_in_the_last_epoch_alone() -> None:
+    """As many labels as one epoch's steps draw, and as many images as it selects."""
+    run = small_contract("proxyfl", rounds=1, local_epochs=3)
+    chosen: list[Tensor] = []
+    report = run.method.report
+    run.method.report = lambda samples, labels, mask: (chosen.append(mask), report(samples, labels, mask))
+    upload = visited(run, run.visits(0)[0])[0].upload
+    steps = len(chosen) // 3
+    assert upload is not None and steps > 1
+    last = int(torch.stack(chosen[-steps:]).sum())
+    assert float(upload.stats["counts"].sum()) == steps * run.method.hparams.batch_size + last
 
 
 def test_a_round_without_counts_keeps_the_prior() -> None:

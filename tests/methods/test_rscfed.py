@@ -8,10 +8,9 @@ import torch
 
 from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
-from federations import few_in, make_federation, make_method, rounds_until, small_contract
+from federations import few_data, few_in, make_federation, make_method, rounds_until, small_contract
 from golden_files import load
 from host_reads import count_host_reads
-from methods.ablations.rscfed import LabelledInEverySubset
 from methods.parts.aggregation import weighted_mean
 from methods.rscfed import consensus_weights, tensor_distance
 
@@ -85,6 +84,18 @@ def test_shares_survive_distances_that_underflow() -> None:
     assert sum(weights) == pytest.approx(1.0)
 
 
+def test_the_warmup_averages_by_size() -> None:
+    """With several labelled clients and a huge beta, warm-up rounds are those of FedAvg."""
+    data = few_data(4, labelled=3)
+    ours = make_federation("rscfed", data=data, rounds=2, warmup_rounds=2, subset_size=2, dma_beta_labelled=1e4)
+    plain = make_federation("fed_consist", data=data, rounds=2, warmup_rounds=2, labelled_weight_mode="plain")
+    for federation in (ours, plain):
+        federation.run_round(0)
+        federation.run_round(1)
+    model = {name: value for name, value in plain.server.items() if name.startswith("model.")}
+    assert all(torch.equal(ours.server[name], value) for name, value in model.items())
+
+
 def test_a_client_without_images_is_refused() -> None:
     """The exponent divides by the number of images."""
     with pytest.raises(ConfigError, match="divided by the number of images"):
@@ -115,16 +126,6 @@ def test_published_schedule() -> None:
     assert method.select_clients(9, roster) == [[7, 3, 2, 6, 9], [9, 7, 4, 6, 1], [8, 1, 0, 7, 3]]
     missing = sum(all(0 not in s for s in method.select_clients(r, roster)) for r in range(7, 1000))
     assert missing == 133
-
-
-def test_forcing_the_labelled_client() -> None:
-    """In the ablation every subset holds client 0, still of the same size; other subsets are as drawn."""
-    forced, plain, roster = make_method(LabelledInEverySubset), make_method("rscfed"), Roster(10, (0,), seed=1337)
-    assert forced.select_clients(6, roster) == [[0]]
-    for number in range(7, 40):
-        for ours, drawn in zip(*(m.select_clients(number, roster) for m in (forced, plain)), strict=True):
-            assert ours == (drawn if 0 in drawn else [*drawn[:-1], 0])
-            assert len(set(ours)) == 5
 
 
 def test_a_client_drawn_twice_keeps_its_momentum_and_teacher() -> None:

@@ -1,11 +1,11 @@
-"""CBAFed's ablations: warm-up at the clients, labels of plain images, sets rebuilt every epoch or batch by batch."""
+"""CBAFed's ablations: warm-up at the clients, sets rebuilt every epoch, losses batch by batch."""
 
 import torch
 import torch.nn.functional as F
 
-from cbafed_runs import after, at_unlabelled_client, federation, pseudo_set, small
+from cbafed_runs import after, at_unlabelled_client, federation, small
 from federations import make_data
-from methods.ablations.cbafed import PlainImages, RebuiltSets, WarmUpAtClients, batch_loss
+from methods.ablations.cbafed import RebuiltSets, WarmUpAtClients, batch_loss
 from methods.cbafed import CBAFed
 
 
@@ -23,18 +23,6 @@ def test_warmup_at_the_server_is_that_of_the_client_for_one_labelled_client() ->
     for name in [n for n in ends[CBAFed] if n.startswith("model.")]:
         torch.testing.assert_close(ends[CBAFed][name], ends[WarmUpAtClients][name], rtol=1e-9, atol=1e-12)
     assert not torch.allclose(ends[CBAFed]["model.head.weight"], unmixed["model.head.weight"])
-
-
-def test_clean_labels_come_from_the_test_view_and_fresh_views_are_trained_on() -> None:
-    """What is stored are labels only."""
-    made = federation(cls=PlainImages, tail_beta=0.0, pl_threshold=0.0)
-    made.run_round(0)
-    stream = pseudo_set(made.method, at_unlabelled_client(made))
-    assert dict(stream.views) == {"x": "weak"} and set(stream.fields) == {"y"}
-    made.method.eval()
-    with torch.no_grad():
-        clean = made.method.predict(made.data.take("test", stream.index)).argmax(dim=1)
-    assert torch.equal(clean, stream.fields["y"])
 
 
 def test_rebuilt_sets_are_labelled_when_their_turn_comes() -> None:

@@ -33,3 +33,13 @@ def test_pre_training_and_the_first_server_step_see_other_batches() -> None:
     first, second = (torch.cat(orders[k]) for k in (True, False))
     assert torch.equal(first.sort().values, second.sort().values)
     assert not torch.equal(first, second)
+
+
+def test_momentum_of_clients_is_reset_without_the_servers() -> None:
+    federation = make_federation("fixmatch", server_pretrain=1, server_epochs=1, reset_momentum=True, rounds=1)
+    federation.server_phase(0, first=True)
+    momenta = [s["momentum_buffer"].clone() for s in federation.server_state.optimizers[0]]
+    federation.run_round(0)
+    after = [s["momentum_buffer"] for s in federation.server_state.optimizers[0]]
+    assert any(not torch.equal(a, b) for a, b in zip(momenta, after, strict=True))
+    assert all(not state.optimizers for state in federation.clients.values())
