@@ -59,11 +59,7 @@ perf: $(STAMP) ## measure the speed of this machine, idle for 10 minutes, and wr
 
 perf-gpu: ## check and time the engines on a GPU, with the existing .venv or PYTHON, and write build/speed-gpu.md (METHODS=fedavg,fixmatch ARGS="--parts agreement"; docs/gpu.md)
 	@mkdir -p build
-	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmark.perf gpu:$(subst $(COMMA),:,$(or $(METHODS),fedavg)) --write build/speed-gpu.md \
-		--goal fl2 ablation/CIFAR10-40/fl2 1 1.0 \
-			method.selection=fixed method.threshold=0.0 method.server_pretrain=0 \
-		--goal rscfed 1/CIFAR-100/rscfed 993 300 \
-		--goal feddure 1/cifar10/FedDure 200 120 $(ARGS)
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmark.perf gpu:$(subst $(COMMA),:,$(or $(METHODS),fedavg)) --write build/speed-gpu.md $(ARGS)
 
 clean: ## remove caches and build products; keep .venv, data and results
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build *.egg-info

@@ -1,6 +1,6 @@
 """Measure the speed of this machine: ``python -m benchmark.perf epochs:fed_consist rounds:fedavg growth:fedavg``.
 
-With a GPU, ``python -m benchmark.perf gpu:fedavg --goal ... --write FILE`` checks it and times it (``make perf-gpu``).
+With a GPU, ``python -m benchmark.perf gpu:fedavg --write FILE`` checks it and times it (``make perf-gpu``).
 """
 
 import argparse
@@ -12,7 +12,7 @@ import torch
 
 from benchmark.files import write_atomic
 from benchmark.launch.process import keep_memory
-from benchmark.perf import epochs, goals, gpu, rounds
+from benchmark.perf import epochs, gpu, rounds
 from benchmark.perf.measure import Section
 from benchmark.registry import KINDS, find_class
 from datamodules.common.errors import ConfigError
@@ -30,14 +30,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sections", nargs="+", help=f"of {', '.join(SECTIONS)}, gpu; methods follow after colons")
     parser.add_argument("--write", type=Path, help="Markdown file for the tables; it is replaced")
-    parser.add_argument(
-        "--goal",
-        action="append",
-        nargs="+",
-        default=[],
-        metavar="WORD",
-        help="gpu: PAPER ROW ROUNDS SECONDS [OPTION=VALUE ...]: a row of a suite, and how long it may take",
-    )
     parser.add_argument("--parts", nargs="+", choices=gpu.PARTS, default=list(gpu.PARTS), help="gpu: only these")
     parser.add_argument("--minutes", type=float, default=9.0, help="gpu: for each part")
     parser.add_argument("--trial", action="store_true", help="gpu: the same code on the CPU with tiny sizes")
@@ -49,7 +41,6 @@ def main(words: Sequence[str] | None = None) -> int:
                 parser.error(f"{name}: there are the sections {', '.join(SECTIONS)} and gpu")
             for method in methods:
                 find_class(method, KINDS["method"])
-        wanted = [goals.parsed(given) for given in arguments.goal]
     except ConfigError as error:
         parser.error(str(error))
     keep_memory()
@@ -58,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if name == "gpu" and not arguments.trial and not torch.cuda.is_available():
             print("gpu: this machine has no GPU that torch can use; --trial runs the same code on the CPU")
             return NO_GPU
-        plan = gpu.GPUPlan(methods, wanted, seconds=60 * arguments.minutes)
+        plan = gpu.GPUPlan(methods, seconds=60 * arguments.minutes)
         for section in measured(name, methods, gpu.trial(plan) if arguments.trial else plan, arguments.parts):
             done[section.title] = section
             if arguments.write is not None:

@@ -1,4 +1,4 @@
-"""Measurements on a GPU: agreement of engines and devices, replay against the reference engine, goals.
+"""Measurements on a GPU: agreement of engines and devices, replay against the reference engine.
 
 Every line is a task in a process of its own: one that fails becomes a line with the reason, and the others go on.
 """
@@ -13,14 +13,13 @@ from typing import Any
 import torch
 
 from benchmark.config import RunConfig
-from benchmark.perf import agreement, goals
+from benchmark.perf import agreement
 from benchmark.perf.federations import config_of, federation_of, synchronize
 from benchmark.perf.measure import Section, TaskFailed, alone, attempt, interleaved
 from benchmark.registry import KINDS, known_names
 
 GRACE_S = 20.0
 PRECISIONS = ("32-true", "bf16-mixed")
-SLOTS_OF_GOALS = 8
 CLIENTS, BATCHES = 16, 4
 
 
@@ -30,7 +29,6 @@ class GPUPlan:
 
     Args:
         timed: methods whose visits are timed, with plain supervised steps.
-        goals: rows of the papers' tables with their limits.
         seconds: seconds for each part.
         checked: methods whose agreement is checked; default: all.
         device: ``cuda``; ``cpu`` for a trial of this code.
@@ -39,7 +37,6 @@ class GPUPlan:
     """
 
     timed: Sequence[str]
-    goals: Sequence[goals.Goal]
     seconds: float = 540.0
     checked: Sequence[str] = field(default_factory=lambda: known_names(KINDS["method"]))
     device: str = "cuda"
@@ -49,8 +46,7 @@ class GPUPlan:
 
 def trial(plan: GPUPlan) -> GPUPlan:
     """Shrink a plan to tiny sizes on the CPU, to try the code; its numbers are meaningless."""
-    small = [replace(goal, tiny=True) for goal in plan.goals]
-    return replace(plan, goals=small, device="cpu", cases=[("small_cnn", 4)], slots=(1, 2))
+    return replace(plan, device="cpu", cases=[("small_cnn", 4)], slots=(1, 2))
 
 
 class Part:
@@ -130,23 +126,9 @@ def visits_ms(config: RunConfig, device: str, **engine: Any) -> float:
     return 1000 * interleaved({"it": work}, repeats=1)["it"]
 
 
-def time_goals(part: Part) -> Iterator[Section]:
-    """Measure the papers' rows against their limits."""
-    plan = part.plan
-    if not plan.goals:
-        return
-    table = part.table("Goals: rows of the papers' tables, random images", goals.HEADERS, goals.NOTE)
-    tasks = list(product(PRECISIONS, plan.goals))
-    for number, (precision, goal) in enumerate(tasks):
-        allowed = part.left / (len(tasks) - number) / 2  # the rest is for the data and the first rounds
-        label = [goal.name, goal.rounds, precision]
-        yield table.add(part.row(label, goals.measured, goal, precision, SLOTS_OF_GOALS, plan.device, allowed))
-
-
 PARTS: dict[str, Callable[[Part], Iterator[Section]]] = {
     "agreement": check_agreement,
     "engines": time_engines,
-    "goals": time_goals,
 }
 
 

@@ -8,14 +8,11 @@ import pytest
 import torch
 
 from benchmark.perf import __main__ as command
-from benchmark.perf import agreement, epochs, goals, gpu, rounds
+from benchmark.perf import agreement, epochs, gpu, rounds
 from benchmark.perf.federations import config_of, federation_of
 from benchmark.perf.measure import Section, TaskFailed, alone, interleaved
 from benchmark.registry import KINDS, known_names
-from datamodules.common.errors import ConfigError
 from methods.fedavg import FedAvg
-
-GOAL = ("rscfed", "1/CIFAR-100/rscfed", "993", "300", "method.subsets=1")
 
 
 def test_interleaved_takes_turns_and_gives_medians():
@@ -111,49 +108,26 @@ def test_agreement_has_a_run_for_every_method():
         assert len(federation_of(agreement.configured(method)).visits(0)) > 0 or method == "server_only", method
 
 
-def test_a_goal_is_a_row_at_full_size_with_random_images():
-    """The paper's constants stay; options change what they name."""
-    goal = goals.parsed(GOAL)
-    config = goal.config()
-    assert (goal.rounds, goal.limit) == (993, 300.0) and config.rounds == 1000
-    assert config.method.init_args["subsets"] == 1 and config.method.init_args["warmup_rounds"] == 7
-    data = config.data.init_args
-    assert (data["images"], data["classes"], data["num_clients"], data["beta"]) == (50_000, 100, 10, 0.8)
-    for words in (GOAL[:3], (*GOAL[:2], "many", "300"), (*GOAL, "word")):
-        with pytest.raises(ConfigError, match="PAPER ROW ROUNDS SECONDS"):
-            goals.parsed(words)
-    with pytest.raises(ConfigError, match="has no row"):
-        goals.parsed(("rscfed", "nowhere", "1", "1")).config()
-
-
-@pytest.mark.parametrize(("rounds", "whole"), [(1, 3.0), (2, 9.0), (10, 9.0 + 8 * 3.0), (1000, 9.0 + 998 * 3.0)])
-def test_a_goal_is_extrapolated(rounds, whole):
-    """The first rounds, and the median for all others; a goal of one round is a further round."""
-    goal = goals.parsed((*GOAL[:2], str(rounds), "100"))
-    assert goals.extrapolated(goal, [6.0, 3.0, 2.0, 3.0, 9.0]) == (3.0, pytest.approx(whole))
-
-
 @pytest.mark.timeout(240)
 def test_the_plan_for_a_gpu_runs_on_the_cpu(tmp_path, monkeypatch, capsys):
     """All its parts; what fails is a line with the reason; all of it is in the file."""
     monkeypatch.setattr(gpu, "known_names", lambda kind: ["fedavg"])
-    words = "gpu:fedavg --trial --minutes 1 --goal rscfed 1/CIFAR-100/rscfed 993 0 --goal rscfed nowhere 1 1"
+    words = "gpu:fedavg --trial --minutes 1"
     assert command.main([*words.split(), "--write", str(tmp_path / "page.md")]) == 0
     text = (tmp_path / "page.md").read_text()
     assert "| fedavg | equal | equal |" in text and "Engines, visits of `fedavg`" in text
-    assert "missed" in text and "failed: ConfigError: suite rscfed has no row nowhere" in text
     assert text.split()[-1] in capsys.readouterr().out
 
 
 def test_time_is_up_says_so():
-    plan = replace(gpu.GPUPlan(["fedavg"], [], seconds=0, checked=["fedavg"]), device="cpu")
+    plan = replace(gpu.GPUPlan(["fedavg"], seconds=0, checked=["fedavg"]), device="cpu")
     (found,) = gpu.section(plan, ["agreement"])
     assert found.rows[0][1] == "failed: the time of this part was up"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_the_command_refuses_before_it_measures(capsys):
-    assert command.main(["gpu:fedavg", "--goal", *GOAL]) == 2
+    assert command.main(["gpu:fedavg"]) == 2
     assert "no GPU" in capsys.readouterr().out
     for words, told in ((["layouts:fedavg"], "epochs"), (["growth:fedavgg"], "did you mean 'fedavg'")):
         with pytest.raises(SystemExit):

@@ -15,13 +15,13 @@ ABSENT = (
 
 
 def test_a_gpu_is_measured_without_them(tmp_path: Path) -> None:
-    """The plan for a GPU runs at trial size where these are not installed: a goal is timed."""
+    """The plan for a GPU runs at trial size where these are not installed."""
     for package in Path(torch.__file__).parents[1].iterdir():
         if not package.name.lower().startswith(tuple(f"{name}{end}" for name in ABSENT for end in ("-", "."))) and (
             package.name not in ABSENT
         ):
             (tmp_path / package.name).symlink_to(package)
-    words = "gpu:fedavg --trial --parts goals --minutes 0.5 --goal rscfed 1/CIFAR-100/rscfed 993 300"
+    words = "gpu:fedavg --trial --parts engines --minutes 0.5"
     done = subprocess.run(
         [sys.executable, "-S", "-m", "benchmark.perf", *words.split()],
         env={"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": "", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)},
@@ -31,7 +31,7 @@ def test_a_gpu_is_measured_without_them(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "1/CIFAR-100/rscfed" in done.stdout and "No module" not in done.stdout
+    assert "small_cnn" in done.stdout and "No module" not in done.stdout
     assert "failed" not in done.stdout, done.stdout
 
 
