@@ -287,7 +287,8 @@ class FSSLDataModule(L.LightningDataModule):
         more = f", ... ({len(listed)} classes)" if len(listed) > most else ""
         without = "" if self.knows_all else f", {int((labels == HIDDEN).sum())} without a label"
         first = f"training images: {', '.join(listed[:most])}{more}{without}; {len(self.test_labels)} test images"
-        return "\n".join((first, *self.notes))
+        lost = "unknown, since they need every label: accuracy at clients, and which pseudo-labels are right"
+        return "\n".join((first, *([] if self.knows_all else [lost]), *self.notes))
 
     def prepare_data(self) -> None:
         """Download and cache, once per machine."""

@@ -8,6 +8,7 @@ from benchmark.launch.launchers import slurm_tasks
 from benchmark.runs.environment import asked_threads, bearable, cores, free_threads
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.states import saved_rounds
+from datamodules.base import FSSLDataModule
 from datamodules.common.errors import BenchError, ConfigError, RunError
 from methods import models
 
@@ -74,7 +75,7 @@ def _expected_size(run: Run) -> int:
     try:
         return int(build(data, "data", data_dir=runtime.data_dir, run_seed=run.config.seed).expected_size())
     except BenchError:  # the run itself will report it
-        return run.class_of("data").train_size
+        return FSSLDataModule.train_size
 
 
 def _is_small(run: Run) -> bool:

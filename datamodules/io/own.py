@@ -89,7 +89,8 @@ def npz(file: Path, test_fraction: float, clients_in: str | None = None) -> Arra
     images = [array[..., None] if array.ndim == 3 and array.dtype == np.uint8 else array for array in images]
     labels = [array[:, 0] if array.shape[1:] == (1,) else array for array in labels]  # [N, 1] in MedMNIST's files
     names = _names(file, found.get("class_names"), labels[0])
-    clients, notes = found.get("client_ids"), ()
+    clients = found.get("client_ids")
+    notes: tuple[str, ...] = ()
     if clients_in and clients is None:
         raise DataError(
             f"{file} has no client_ids; add the client of every training image, or leave data.clients_in out"

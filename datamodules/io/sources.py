@@ -425,10 +425,10 @@ def isic2018(data_dir: Folder, resize: int = 250, test_resize: int = 224) -> Arr
     def read(root: Path, files: list[Path]) -> Content:
         rows = list(csv.DictReader(read_bytes(files[0]).decode().splitlines()))
         if files[0].name == ISIC_TRUTH:
-            ids, labels = zip(*map(_isic_truth, rows), strict=True)
+            marked = list(map(_isic_truth, rows))
         else:
-            ids, labels = zip(*((row["image_id"], ISIC_CLASSES.index(row["dx"])) for row in rows), strict=True)
-        labels = np.array(labels)
+            marked = [(row["image_id"], ISIC_CLASSES.index(row["dx"])) for row in rows]
+        ids, labels = [image for image, _ in marked], np.array([label for _, label in marked])
         images = {file.stem: file for file in files_below(files[0].parent) if file.suffix.lower() in (".jpg", ".jpeg")}
         missing = [image for image in ids if image not in images]
         if missing:
@@ -444,7 +444,8 @@ def isic2018(data_dir: Folder, resize: int = 250, test_resize: int = 224) -> Arr
         )
 
     places = [f"isic2018/HAM10000_metadata{suffix}" for suffix in (".csv", "")]
-    name, notes = f"isic2018-{resize}-{test_resize}", ()
+    name = f"isic2018-{resize}-{test_resize}"
+    notes: tuple[str, ...] = ()
     cache, truth = Path(data_dir, f"{name}.npz"), Path(data_dir, "isic2018", ISIC_TRUTH)
     if truth.exists() and not any(Path(data_dir, place).exists() for place in (cache.name, *places)):
         name, places = name.replace("isic2018", "isic2018_truth"), [f"isic2018/{ISIC_TRUTH}"]

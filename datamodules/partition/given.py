@@ -94,7 +94,7 @@ def read_clients(file: str, num_samples: int) -> Given | None:
 def _given(content: Any, num_samples: int) -> Given:
     if not isinstance(content, Mapping) or not content:
         raise DataError(f"it has no clients: {_FORM}")
-    parts = [one.get("images") if isinstance(one, Mapping) else one for one in content.values()]
+    parts: list[Any] = [one.get("images") if isinstance(one, Mapping) else one for one in content.values()]
     labelled = [one.get("labelled") if isinstance(one, Mapping) else None for one in content.values()]
     owners = np.full(num_samples, NOBODY, dtype=np.int64)
     for client, (name, part, own) in enumerate(zip(content, parts, labelled, strict=True)):
