@@ -143,7 +143,7 @@ class Result:
             DataError: they are something else, or see ``data``.
             RunError: see ``method``.
         """
-        blocks = torch.as_tensor(images).split(self.method.eval_batch)
+        blocks = torch.split(torch.as_tensor(images), self.method.eval_batch)
         with torch.inference_mode():
             found = [self.method.predict(self.data.see(block)).argmax(dim=1).cpu() for block in blocks]
         return torch.cat(found).numpy()
