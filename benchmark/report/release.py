@@ -117,9 +117,11 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
 def _values(record: Record, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """The numbers of a run: a line for each of its readings, or one without any, and one for each evaluated round."""
     read = [(reading, found) for reading, name in READING.items() if (found := record.get(name))]
-    for reading, found in read or [(None, {})]:
+    for reading, found in read:
         numbers = {name: value for name, value in found.items() if name != "rounds" and _is_number(value)}
         yield {"reading": reading, **numbers}
+    if not read:
+        yield {"reading": None}
     for row in rows:
         numbers = {name: value for name, value in row.items() if _is_number(value)}
         yield {"reading": "round", **numbers, "seconds": row.get("timing", {}).get("seconds")}
@@ -182,7 +184,7 @@ def croissant(file: Path, frame: pd.DataFrame) -> dict[str, Any]:
     kinds, fields, files = {TEXT: "sc:Text", COUNT: "sc:Integer", NUMBER: "sc:Float"}, [], []
     for one, form in ((file, "application/x-parquet"), (file.with_suffix(".csv"), "text/csv")):
         digest = hashlib.sha256(one.read_bytes()).hexdigest()
-        about = {"@id": one.name, "contentUrl": one.name, "encodingFormat": form, "sha256": digest}
+        about: dict[str, Any] = {"@id": one.name, "contentUrl": one.name, "encodingFormat": form, "sha256": digest}
         files.append({"@type": "cr:FileObject", **about})
     for name, kind, meaning in _described(frame):
         source = {"fileObject": {"@id": file.name}, "extract": {"column": name}}
