@@ -49,10 +49,10 @@ def make_method(run: Run, data: FSSLDataModule, num_clients: int, num_images: in
     """The method with a freshly initialised network, for data that are set up, or that an exported model describes."""
     config = run.config
     torch.manual_seed(config.seed)
-    shape = {"image_size": data.image_size, "in_features": data.feature_dim}
-    shape["in_channels"] = data.hparams.get("channels", 3)
+    channels: int = data.hparams.get("channels", 3)
+    shape = {"image_size": data.image_size, "in_features": data.feature_dim, "in_channels": channels}
     model = models.build(config.model, data.num_classes, **(shape | config.model_args))
-    image_shape = [data.feature_dim] if data.feature_dim else [shape["in_channels"], *[data.image_size] * 2]
+    image_shape = [data.feature_dim] if data.feature_dim else [channels, *[data.image_size] * 2]
     check_network(config.model, model, image_shape, data.num_classes)
     known = {
         "model": model,

@@ -123,9 +123,9 @@ def classification_metrics(probs: Tensor, labels: Tensor) -> dict[str, float]:
     * ``acc``: share of samples whose most probable class is correct;
     * ``auc``: exact area under the one-vs-rest ROC curve, unweighted mean over the classes that occur in
       ``labels`` (others have no such curve); NaN if only one class occurs;
-    * ``precision``, ``recall``: unweighted means over the classes that occur in labels or predictions. A
-      class that is never predicted has precision 0, one that never occurs has recall 0. Recall is the
-      balanced accuracy if every class occurs.
+    * ``precision``: unweighted mean over the classes that occur in labels or predictions; a class that is never
+      predicted has precision 0;
+    * ``recall``: unweighted mean over the classes that occur in ``labels``, the balanced accuracy.
 
     Args:
         probs: class probabilities [N, C].
@@ -147,11 +147,13 @@ def scores(probs: Tensor, labels: Tensor) -> Scores:
     classes = probs.shape[1]
     predicted = probs.argmax(dim=1)
     confusion = multiclass_confusion_matrix(predicted, labels, classes, validate_args=False)
+    present = confusion.sum(dim=1) > 0
+    recalls = multiclass_recall(predicted, labels, classes, average="none", validate_args=False)[present]
     metrics = {
         "acc": confusion.diagonal().sum() / len(labels),
         "auc": _auc(on_device, labels.to(on_device.device)),
         "precision": multiclass_precision(predicted, labels, classes, validate_args=False),
-        "recall": multiclass_recall(predicted, labels, classes, validate_args=False),
+        "recall": (recalls / present.sum()).sum(),
     }
     return Scores({name: 100.0 * float(value) for name, value in metrics.items()}, confusion)
 

@@ -5,7 +5,6 @@ import copy
 import torch
 from torch import nn
 
-from benchmark.federation import hooks
 from benchmark.federation.engine import Engine
 from benchmark.federation.site import RunContext, preserve_modes
 from datamodules.base import FSSLDataModule
@@ -33,10 +32,11 @@ def check_network(name: str, model: nn.Module, image_shape: list[int], num_class
             logits = model.eval()(images)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"model {name} fails on two images, {hooks.describe(images)}: {reason}") from error
+        raise ConfigError(f"model {name} fails on two images of shape {image_shape}: {reason}") from error
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, num_classes):
+        found = f"shape {list(logits.shape)}" if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
         raise ConfigError(
-            f"model {name} returns {hooks.describe(logits)} for two images; the data have {num_classes} classes, so it "
+            f"model {name} returns {found} for two images; the data have {num_classes} classes, so it "
             f"must return a tensor of logits of shape [2, {num_classes}]"
         )
 

@@ -449,7 +449,7 @@ def isic2018(data_dir: Folder, resize: int = 250, test_resize: int = 224) -> Arr
     cache, truth = Path(data_dir, f"{name}.npz"), Path(data_dir, "isic2018", ISIC_TRUTH)
     if truth.exists() and not any(Path(data_dir, place).exists() for place in (cache.name, *places)):
         name, places = name.replace("isic2018", "isic2018_truth"), [f"isic2018/{ISIC_TRUTH}"]
-        notes = (f"{ISIC_TRUTH} has another order than HAM10000_metadata: the split is not that of RSCFed's authors",)
+        notes = (f"{ISIC_TRUTH} has another order than HAM10000_metadata: not the split of the published lists",)
     arrays = load(
         name,
         data_dir,

@@ -154,7 +154,7 @@ def in_one_pass(net: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """Logits of a batch's images by field, from one forward pass, so that all share the statistics of batch norm."""
     views = images(batch)
     logits = wide(net(torch.cat(list(views.values()))))
-    return dict(zip(views, logits.split([len(view) for view in views.values()]), strict=True))
+    return dict(zip(views, torch.split(logits, [len(view) for view in views.values()]), strict=True))
 
 
 def images(batch: Batch) -> dict[str, Tensor]:

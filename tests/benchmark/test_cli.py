@@ -119,7 +119,7 @@ def test_options_are_frozen(options_of):
                 "--eval_every", "--last_k", "--report", "--precision", "--devices", "--num_nodes"}
         | {"--average_last", "--results_dir", "--nonfinite", "--sums", "--dry_run", "--overwrite", "--export"}
         | where,
-        "table": {"--jobs", "--tables", "--methods", "--only", "--slurm", "--precision"}
+        "table": {"--jobs", "--tables", "--methods", "--only", "--slurm", "--precision", "--rounds"}
         | {"--dry_run", "--overwrite", "--slurm_bundle", "--slurm_at_once"}
         | suite
         | where,

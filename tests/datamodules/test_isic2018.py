@@ -104,7 +104,7 @@ def test_the_challenges_table_has_a_split_of_its_own_and_says_so(tmp_path, monke
     arrays = sources.isic2018(tmp_path, resize=25, test_resize=22)
     train, _ = sources.isic_split(10)
     assert [arrays.class_names[k] for k in arrays.train_labels] == [rows[::-1][i][1] for i in train]
-    assert "not that of RSCFed" in arrays.notes[0] and list(arrays.sha256) == ["isic2018_truth-25-22.npz"]
+    assert "not the split of the published" in arrays.notes[0] and list(arrays.sha256) == ["isic2018_truth-25-22.npz"]
     text = (folder / sources.ISIC_TRUTH).read_text()
     (folder / sources.ISIC_TRUTH).write_text(text.replace("1.0", "0.0", 1))
     (tmp_path / "isic2018_truth-25-22.npz").unlink()
