@@ -231,3 +231,20 @@ def test_without_thresholds_and_residuals_it_is_fedavg_on_pseudo_labels() -> Non
     expected = plain.method.tensors("shared")
     assert different(free.method.tensors("shared"), expected) == []
     assert different(picky.method.tensors("shared"), expected) == list(expected)
+
+
+def test_thresholds_follow_the_labels_then_everything_used() -> None:
+    """After the warm-up they come from the labelled histogram, after a round also from the pseudo-labels."""
+    made = federation()
+    made.run_round(0)
+    labels = torch.bincount(made.data.client(0).labels, minlength=10).float()
+    wanted = made.method.statistics(labels)
+    assert torch.equal(made.server["thresholds"], wanted["thresholds"])
+    assert torch.equal(made.server["tail"], wanted["tail"])
+    uploads, *_ = made.run_visits(made.visits(1))
+    counts = sum(u.stats["counts"] for u in uploads)
+    assert counts.sum() > labels.sum()
+    for upload in uploads:
+        assert upload.weight == float(upload.stats["counts"].sum())
+    made.run_round(1)
+    assert torch.equal(made.server["thresholds"], made.method.statistics(counts)["thresholds"])

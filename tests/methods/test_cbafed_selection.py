@@ -88,3 +88,11 @@ def test_the_second_class_is_tested_whatever_the_first_is() -> None:
     assert confident.tolist() == [False, False, True, False]
     assert rescued.tolist() == [True, False, False, True]
     assert labels.tolist() == [1, 1, 0, 1]
+
+
+def test_worked_example() -> None:
+    """The start of SVHN as the sheet prints it."""
+    wanted = torch.tensor([0.7556, 0.7975, 0.9, 0.7709, 0.7629, 0.9, 0.9, 0.9, 0.8753, 0.7937])
+    torch.testing.assert_close(balanced_thresholds(SVHN, 0.84, 0.9), wanted, rtol=0, atol=5e-5)
+    assert float(class_share(SVHN).std()) == pytest.approx(0.0866, abs=5e-5)
+    assert tail_classes(SVHN).nonzero()[:, 0].tolist() == [0, 3, 4]

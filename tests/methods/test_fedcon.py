@@ -14,7 +14,7 @@ from benchmark.federation.site import LocalSite, Sent
 from datamodules.digits import Digits
 from federations import SCENARIOS, FewDigits, plain_fabric
 from methods import models
-from methods.ablations.fedcon import EMAStudent, ReleasedFedCon, student_decay, warmup_factor
+from methods.ablations.fedcon import LARS, EMAStudent, ReleasedFedCon, student_decay, warmup_factor
 from methods.base import Pass, Stream, Visit
 from methods.fedcon import FedCon, dissimilarity
 from methods.parts.tensors import divergence
@@ -232,3 +232,30 @@ def test_incomplete_batches_are_left_out() -> None:
     client = run.visits(0)[0].client
     assert steps == {-1: 2, client: 2}
     assert run.data.client(client).size == 35
+
+
+def test_the_average_is_uniform_and_the_classifier_stays() -> None:
+    """Also of running statistics."""
+    run = federation(method())
+    head = run.server["model.head.weight"].clone()
+    uploads, _, _ = run.run_visits(run.visits(0)[:3])
+    run.become_server()
+    run.method.aggregate(uploads)
+    state = run.method.state_dict()
+    for name in uploads[0].tensors:
+        if state[name].is_floating_point():
+            torch.testing.assert_close(state[name], torch.stack([u.tensors[name] for u in uploads]).mean(dim=0))
+    assert torch.equal(state["model.head.weight"], head)
+
+
+def test_each_side_has_its_optimiser() -> None:
+    """SGD at both; LARS at the released clients, with a rate that changes in place."""
+    for args, kind in (({}, torch.optim.SGD), (RELEASED, LARS)):
+        made = method(server_lr=0.01, server_sgd_momentum=0.5, server_nesterov=False, **args)
+        made.visit = Visit(client=-1)
+        server = made.configure_optimizers()
+        assert (type(server), server.defaults["lr"], server.defaults["momentum"]) == (torch.optim.SGD, 0.01, 0.5)
+        made.visit = Visit(client=0)
+        client = made.configure_optimizers()
+        assert isinstance(client, kind)
+        assert float(client.param_groups[0]["lr"]) == pytest.approx(made.hparams.lr)

@@ -232,3 +232,12 @@ def test_without_dma_it_is_debiased_fixmatch_bit_for_bit() -> None:
     rows, other = run_rows(feddb), run_rows(fixmatch)
     assert rows == other
     assert all(torch.equal(v, fixmatch.server[k]) for k, v in feddb.server.items() if k in fixmatch.server)
+
+
+def test_dma_changes_the_average_only() -> None:
+    """In the first round the clients' models do not depend on dma; the APP-U momentum draws its own views."""
+    with_dma, without = federation(rounds=1), federation(rounds=1, aggregation="uniform")
+    first, second = (r.run_visits(r.visits(0))[0] for r in (with_dma, without))
+    for a, b in zip(first, second, strict=True):
+        assert all(torch.equal(v, b.tensors[k]) for k, v in a.tensors.items())
+        assert "app_u" in a.stats and "app_u" not in b.stats

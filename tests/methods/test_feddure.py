@@ -10,11 +10,13 @@ import torch.nn.functional as F
 
 from benchmark.federation.loop import Federation
 from feddure_steps import (
+    BATCHNORM,
     CASES,
     PLAIN,
     Toy,
     batch_of,
     equal,
+    federation,
     name_of,
     step,
     take_steps,
@@ -26,8 +28,43 @@ from methods.ablations.feddure import (
     DifferentiableWeights,
     FRegOnLogits,
     NormalisedWeights,
+    Released,
+    WithoutCReg,
+    WithoutFReg,
 )
 from methods.feddure import FedDure, WeightNet
+
+FLAGS = {
+    ("softmax", True, "none"): FedDure,
+    ("logits", True, "none"): FRegOnLogits,
+    ("softmax", False, "none"): DifferentiableWeights,
+    ("logits", False, "none"): AsWritten,
+    ("softmax", True, "sum"): NormalisedWeights,
+}
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"feedback_weight": -1.0},
+    {"feedback_weight": 0.5},
+    {"creg_lr": 0.05},
+    {"freg_lr": 0.05},
+    {"threshold": 0.6},
+    {"unsup_targets": "soft"},
+    {"unsup_targets": "soft", "temperature": 0.4},
+    {"unsup_weight": 2.0},
+    {"unsup_ramp": 20},
+    {"optimizer": "adam"},
+    {"weight_decay": 0.1},
+    {"clip_norm": 0.01},
+    {"prox_mu": 0.5},
+    {"cls": WithoutCReg},
+    {"cls": WithoutFReg},
+    {"cls": Released},
+    {"cls": Released, "warmup_steps": 3},
+    {"cls": Released, "creg_wait": 0},
+    *({"cls": cls} for cls in FLAGS.values() if cls is not FedDure),
+]
+
 
 FLAGS = {
     ("softmax", True, "none"): FedDure,
@@ -130,3 +167,27 @@ def test_freg_is_drawn_from_the_stream_of_the_visit() -> None:
         drawn.append(torch.cat([p.detach().flatten() for p in method.freg.parameters()]))
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_every_argument_and_variant_does_something() -> None:
+    """Three steps end elsewhere with each of these settings, in the local model or in a regulator."""
+    ends = []
+    for args in [{}, *SETTINGS]:
+        method = step(BATCHNORM, 3, **args)
+        state = [p.detach() for part in (method.model, method.creg, method.freg) for p in part.parameters()]
+        ends.append(torch.cat([p.flatten() for p in state]))
+        assert bool(torch.isfinite(ends[-1]).all())
+    for i, end in enumerate(ends):
+        same = [j for j in range(i) if torch.allclose(end, ends[j], rtol=1e-10, atol=1e-12)]
+        assert not same, f"{([{}, *SETTINGS])[i]} ends where {([{}, *SETTINGS])[same[0]]} does"
+
+
+def test_where_the_state_lives() -> None:
+    """The local model and its batch-norm statistics travel, C-reg and F-reg do not; F-reg is the client's own."""
+    run = federation()
+    run.run_round(0)
+    assert all(name.startswith("model.") for name in run.server)
+    assert set(run.clients[0].tensors) == {f"freg.{n}" for n in run.method.freg.state_dict()}
+    weights = [run.clients[k].tensors["freg.0.weight"] for k in (0, 1)]
+    assert not torch.allclose(*weights, atol=1e-2)
+    assert all(not any(states) for states in run.clients[0].optimizers)

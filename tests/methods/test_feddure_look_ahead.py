@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods import models
-from methods.feddure import WeightNet, look_ahead, stateless
+from methods.feddure import WeightNet, directional_derivative, look_ahead, stateless
 
 LR = 0.3
 Objective = Callable[[Tensor], Tensor]
@@ -63,3 +63,15 @@ def test_the_gradient_is_that_of_a_double_backward_pass(name: str) -> None:
     assert float(size) > 1e-8
     difference = torch.cat([(a - b).flatten() for a, b in zip(fast, slow, strict=True)]).norm()
     assert float(difference / size) < 1e-12
+
+
+def test_directional_derivative_is_that_of_finite_differences() -> None:
+    """Forward mode against a central difference along a random direction."""
+    net, _, u, *_ = problem("batchnorm")
+    own = dict(net.named_parameters())
+    direction = {name: torch.randn_like(p) for name, p in own.items()}
+    ends = [
+        stateless(net, u, {name: p.detach() + e * direction[name] for name, p in own.items()}) for e in (1e-5, -1e-5)
+    ]
+    expected = (ends[0] - ends[1]).detach() / 2e-5
+    torch.testing.assert_close(directional_derivative(net, u, direction), expected, rtol=1e-6, atol=1e-8)

@@ -5,13 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.federation.loop import Federation
 from benchmark.federation.site import LocalSite
 from datamodules.views.batches import epoch
-from federations import SIDE, few_data, make_method, plain_fabric
+from federations import SIDE, few_data, make_federation, make_method, plain_fabric, run_rows
 from methods import models
+from methods.ablations.fedirm import SmoothedTwoViews
 from methods.base import Upload, Visit
 from methods.fedirm import FedIRM, entropy, relation_loss, relation_matrix
 from methods.models.backbone import draw_from
@@ -179,3 +181,56 @@ def test_labelled_clients_share_half_of_the_weight() -> None:
         method.aggregate(uploads)
         assert float(method.tensors("shared")["model.conv1.bias"][0]) == pytest.approx(expected_share)
         assert torch.equal(method.relation, torch.full((10, 10), 0.5))
+
+
+@pytest.mark.parametrize("kind", [FedIRM, SmoothedTwoViews])
+def test_labelled_losses(kind: type[FedIRM]) -> None:
+    """Plain cross-entropy of one view; in the ablation smoothed cross-entropies of two views added."""
+    run = federation(method=kind)
+    visit = run.visits(0)[0]
+    site = LocalSite(run.method, run.engine.context, run.data.client(0), visit, [])
+    method = run.method
+    method.visit = visit
+    batch = next(epoch(method.streams(site.data), run.data, site.generator))["labelled"]
+    logits = [method.model(batch[name]) for name in batch if name != "y"]
+    loss = method.training_step({"labelled": batch}, 0)
+    if kind is FedIRM:
+        assert set(batch) == {"x", "y"}
+        torch.testing.assert_close(loss, F.cross_entropy(logits[0], batch["y"]))
+    else:
+        assert set(batch) == {"x", "x2", "y"}
+        assert not torch.equal(batch["x"], batch["x2"])
+        hard = torch.stack([F.cross_entropy(z, batch["y"]) for z in logits])
+        soft = torch.stack([-z.log_softmax(dim=1).mean() for z in logits])
+        torch.testing.assert_close(loss, (0.9 * hard + 0.1 * soft).sum())
+
+
+def test_relations_reach_unlabelled_clients_one_round_later() -> None:
+    """Everybody meets a uniform matrix in round 0, and then the plain mean of the last round's labelled clients."""
+
+    class Listens(FedIRM):
+        met: list[tuple[Visit, Tensor]] = []
+        sent: dict[int, list[Tensor]] = {}
+
+        def on_train_start(self) -> None:
+            super().on_train_start()
+            self.met.append((self.visit, self.relation.clone()))
+
+        def aggregate(self, uploads: list[Upload]) -> None:
+            number = uploads[0].visit.round
+            self.sent[number] = [u.stats["relation"] for u in uploads if u.stats]
+            super().aggregate(uploads)
+
+    Listens.met, Listens.sent = [], {}
+    run = make_federation(Listens, few_data(4, 2), rounds=3, warmup_rounds=1)
+    run_rows(run)
+    assert [len(sent) for sent in Listens.sent.values()] == [2, 2, 2]
+    assert {v.client for v, _ in Listens.met if v.round == 0} == {0, 1}
+    assert {v.client for v, _ in Listens.met if v.round == 2} == {0, 1, 2, 3}
+    for visit, matrix in Listens.met:
+        if visit.round == 0:
+            assert torch.equal(matrix, torch.full((10, 10), 0.1))
+        else:
+            torch.testing.assert_close(matrix, torch.stack(Listens.sent[visit.round - 1]).mean(dim=0))
+    assert not torch.equal(Listens.sent[0][0], Listens.sent[0][1])
+    torch.testing.assert_close(run.server["relation"], torch.stack(Listens.sent[2]).mean(dim=0))

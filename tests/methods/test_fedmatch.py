@@ -11,9 +11,10 @@ from torch import Tensor
 
 from benchmark.federation.loop import Federation
 from benchmark.federation.site import LocalSite, Sent
-from fedmatch_runs import AT_CLIENTS, NETWORKS, PLAIN, changed, federation, few, method
+from federations import make_federation
+from fedmatch_runs import AT_CLIENTS, GENTLE, NETWORKS, PLAIN, changed, federation, few, method, single
 from methods.base import Pass, Stream, Visit
-from methods.fedmatch import agreed_labels, helper_divergence
+from methods.fedmatch import FedMatch, agreed_labels, helper_divergence
 from methods.parts.additive import pairs
 from methods.parts.dpl import debias
 from methods.parts.helpers import nearest, noise_image
@@ -240,3 +241,52 @@ def test_full_batches() -> None:
     sizes = {(len(b["labelled"]["y"]), len(b["unlabelled"]["index"])) for b in seen}
     assert len(seen) == 3
     assert sizes == {(len(client.labelled), len(client.unlabelled))}
+
+
+def test_helpers_come_in_every_second_round_to_known_clients() -> None:
+    """They are the last psi of the clients whose models answer most alike; in other rounds nobody helps."""
+    sent: list[tuple[Visit, Any, dict[str, Tensor]]] = []
+
+    class Watched(FedMatch):
+        def broadcast(self, server: Any, visit: Visit) -> dict[str, Tensor]:
+            tensors = super().broadcast(server, visit)
+            sent.append((visit, server, tensors))
+            return tensors
+
+    run = make_federation(Watched, single(), rounds=6, helper_every=2, local_epochs=1, server_epochs=1, **GENTLE)
+    run.roster = run.data.roster(0, participants=3)
+    last: dict[int, Tensor] = {}
+    helped = 0
+    run.server_phase(0, first=True)
+    for number in range(6):
+        sent.clear()
+        known = set(last)
+        run.run_round(number)
+        for visit, server, tensors in sent:
+            count = int(tensors.get("helper_count", 0))
+            due = number % 2 == 1 and visit.client in known and len(known) > 1
+            assert (count > 0) == due
+            helped += due
+            if due:
+                distances = (server["vectors"] - server["vectors"][visit.client]).norm(dim=1).tolist()
+                order = sorted(known - {visit.client}, key=distances.__getitem__)
+                assert count == min(2, len(order))
+                for slot, helper in enumerate(order[:2]):
+                    assert torch.equal(tensors[f"helper.{slot}"], last[helper])
+        last = {k: v["psi"].clone() for k, v in run.method.memory.items()}
+        assert set(last) == set(run.server["seen"].nonzero()[:, 0].tolist())
+    assert helped > 2
+
+
+def test_the_average_is_uniform() -> None:
+    """Of sigma and of psi, whatever the clients' sizes."""
+    data = few("all_clients")
+    site = data.clients[0]
+    data.clients[0] = type(site)(site.labelled[:3], site.labels[:3], site.unlabelled[:5])
+    run = federation(method(batches="full"), data)
+    uploads, _, _ = run.run_visits(run.visits(0)[:3])
+    assert len({upload.weight for upload in uploads}) > 1
+    run.become_server()
+    run.method.aggregate(uploads)
+    for name, value in run.method.tensors("shared").items():
+        torch.testing.assert_close(value, torch.stack([u.tensors[name] for u in uploads]).mean(dim=0))

@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.registry import KINDS, find_class
 from datamodules.base import SiteData
 from federations import FewDigits, different, few_in, make_federation, make_method, rounds_until, site_of
 from methods.ablations.fixmatch import EveryStep
+from methods.fedrgd import FedRGD
 from methods.fixmatch import FixMatch
 
 
@@ -105,3 +107,34 @@ def test_without_weight_of_pseudo_labels_it_is_fedavg_on_the_labels() -> None:
         row, model = trained(EveryStep, threshold=0.1, lambda_u=weight)
         assert row["pseudo/selected"] > 0
         assert different(model, fedavg) == others
+
+
+def test_labels_of_every_step_come_from_the_present_weights() -> None:
+    """The mean runs over all images; those below the threshold count as zero, and no gradient enters the labels."""
+    views = batch()["unlabelled"]
+    free = method(FedRGD, unsup_norm="all", threshold=0.0)
+    with torch.no_grad():
+        confidence, labels = free.predict(views["weak"]).max(dim=1)
+    losses = F.cross_entropy(free(views["strong"]), labels, reduction="none")
+    torch.testing.assert_close(free.training_step({"unlabelled": views}, 0), losses.mean())
+    keep = confidence >= confidence.median()
+    assert 0 < int(keep.sum()) < 8
+    for norm, expected in (("all", (losses * keep).mean()), ("confident", losses[keep].mean())):
+        half = method(FedRGD, unsup_norm=norm, threshold=float(confidence.median()))
+        torch.testing.assert_close(half.training_step({"unlabelled": views}, 0), expected)
+
+
+def test_labels_are_fixed_for_the_visit() -> None:
+    """round_start: an image keeps its label over the epochs while its strong view is drawn anew."""
+    federation = make_federation("fixmatch", few_in("server"), threshold=0.0, local_epochs=3)
+    federation.method.hparams["lr"] = 0.5
+    seen: list[dict[str, Tensor]] = []
+    federation.method.on_train_batch_end = lambda *a: seen.append(a[1]["unlabelled"])
+    federation.run_visits(federation.visits(0)[:1])
+    images = federation.data.client(0).size
+    steps = -(-images // 32)
+    epochs = [torch.cat([s["y"] for s in seen[k * steps : (k + 1) * steps]]) for k in range(3)]
+    assert len(seen) == 3 * steps
+    assert all(torch.equal(e.sort().values, epochs[0].sort().values) for e in epochs)
+    views = [torch.cat([s["strong"] for s in seen[k * steps : (k + 1) * steps]]) for k in range(2)]
+    assert not torch.equal(views[0].sum((1, 2, 3)).sort().values, views[1].sum((1, 2, 3)).sort().values)

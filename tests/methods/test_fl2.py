@@ -19,6 +19,7 @@ from federations import (
     few_data,
     make_federation,
     make_method,
+    rounds_until,
     run_rows,
     site_of,
     sums_of,
@@ -37,6 +38,7 @@ from methods.ablations.fl2 import (
     WeakTarget,
     sam,
 )
+from methods.base import Visit
 from methods.fl2 import FL2, adaptive_thresholds, asam, lsaa_weights
 
 GOLDEN, PERTURBATION = load("fl2/cat_thresholds"), load("fl2/asam_perturbation")
@@ -303,3 +305,85 @@ def test_statistics_of_the_servers_images_alone() -> None:
     batches = list(make_method(ServerStatistics).norm_batches(data))
     assert [len(batch) for batch in batches] == [10, 10]
     assert torch.equal(torch.cat(batches), data.server.labelled)
+
+
+def test_two_steps_with_clipping_and_nesterov() -> None:
+    """A step clips the sum of both gradients, adds decay, then follows Nesterov momentum (closed form of the sheet)."""
+    method, samples = method_and_batch(lr_schedule="constant", clip_norm=0.5)
+    twin, _ = method_and_batch()
+    method.visit = Visit(rounds=5)
+    buffers: list[Tensor] = []
+    for number, _ in enumerate(steps_of(method, samples, 2)):
+        gradients = released(twin, samples)
+        norm = torch.stack([g.norm() for g in gradients]).norm()
+        assert float(norm) > 0.5
+        weights = [p.detach() for p in twin.model.parameters()]
+        total = [0.5 * g / (norm + 1e-6) + 5e-4 * w for g, w in zip(gradients, weights, strict=True)]
+        buffers = total if not number else [0.9 * m + g for m, g in zip(buffers, total, strict=True)]
+        with torch.no_grad():
+            for p, m, g in zip(twin.model.parameters(), buffers, total, strict=True):
+                p -= 0.03 * (g + 0.9 * m)
+        torch.testing.assert_close(list(method.model.parameters()), list(twin.model.parameters()), **EXACT)
+    assert number == 1
+
+
+def test_a_run_without_perturbation_is_one_without_the_term() -> None:
+    """rho = 0 ends where w_cs = 0 does, with confident images; rho = 0.1 does not."""
+    ends = []
+    for args in ({"w_cs": 0.0}, {"rho": 0.0}, {"rho": 0.1}):
+        run = from_half_trained(precision="64-true", aggregation="uniform", **args)
+        assert rounds_until(run, 1)[0]["pseudo/selected"] > 0
+        ends.append(run.server)
+    for name in run.method.names("shared"):
+        torch.testing.assert_close(ends[1][name], ends[0][name], rtol=1e-7, atol=1e-10)
+        assert not torch.allclose(ends[2][name], ends[0][name], rtol=1e-7, atol=1e-10)
+
+
+def test_without_weights_asam_is_sam() -> None:
+    """Parameters that are not called weight are not scaled."""
+    weights, slopes = {"bias": torch.tensor([3.0, -4.0])}, {"bias": torch.tensor([0.6, 0.8])}
+    torch.testing.assert_close(asam(weights, slopes, 0.1), sam(weights, slopes, 0.1))
+
+
+def test_each_switch_changes_the_run() -> None:
+    """No ablation of Table 2 or Fig. 4, and no alternative of the sheet, is without effect."""
+
+    def weights(cls: type[FL2] = FL2, **args: Any) -> Tensor:
+        federation = from_half_trained(cls, **args)
+        federation.roster.participants = 2
+        federation.run_round(0)
+        return torch.cat([v.flatten().double() for k, v in federation.server.items() if k.startswith("model")])
+
+    alternatives: list[dict[str, Any]] = [
+        {},
+        {"selection": "fixed"},
+        {"w_cs": 0.0},
+        {"aggregation": "uniform"},
+        {"rho": 1.0},
+        {"w_cs": 3.0},
+        {"dpl": True},
+        {"full_batch": True},
+        {"cls": AllSelected},
+        {"cls": CorrectlyLabelled},
+        {"cls": CATWithSAM},
+        {"cls": CATWithSAMInstead},
+        {"cls": PlainSAM},
+        {"cls": AsWritten},
+        {"cls": WeakTarget},
+    ]
+    found = [weights(**args) for args in alternatives]
+    for i, first in enumerate(found):
+        for j in range(i):
+            assert float((first - found[j]).abs().max()) > 1e-7, (alternatives[i], alternatives[j])
+
+
+def test_clients_send_their_mean_confidence() -> None:
+    """LSAA needs one number per client; without it nothing but the model is sent."""
+    for rule, names in (("lsaa", {"tau"}), ("uniform", set())):
+        federation = from_half_trained(aggregation=rule)
+        uploads, *_ = federation.run_visits(federation.visits(0)[:2])
+        assert [set(u.stats) for u in uploads] == [names] * 2
+        if names:
+            taus = [float(u.stats["tau"]) for u in uploads]
+            weights = federation.method.weights(uploads)
+            assert weights == pytest.approx([(1 - t) / sum(1 - u for u in taus) for t in taus])

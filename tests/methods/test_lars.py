@@ -54,3 +54,29 @@ def test_nothing_to_scale_by() -> None:
     w.grad = None
     LARS([w], lr=0.1).step()
     assert w.tolist()[0] == pytest.approx([0.95, 1.9])
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3, 5.0])
+def test_a_step_is_trust_times_the_weight_long(decay: float) -> None:
+    """Whatever the size of the gradient and the decay: the ratio divides by the norm of what it scales."""
+    for factor in (1e-4, 1.0, 1e4):
+        w = weight(3.0, 4.0)
+        w.grad = factor * torch.tensor([[5.0, -12.0]], dtype=torch.float64)
+        before = w.detach().clone()
+        LARS([w], lr=0.5, weight_decay=decay, trust=1e-3).step()
+        assert float((w.detach() - before).norm()) == pytest.approx(0.5 * 1e-3 * 5.0, rel=1e-12)
+
+
+def test_momentum_is_a_sum_of_scaled_steps() -> None:
+    """v <- 0.9 v + lr u: the second step with the same weight norm and gradient is 1.9 times as long."""
+    w = weight(3.0, 4.0)
+    optimizer = LARS([w], lr=0.5, momentum=0.9, trust=1e-3)
+    moved = []
+    for _ in range(2):
+        with torch.no_grad():
+            w.copy_(torch.tensor([[3.0, 4.0]]))
+        w.grad = torch.tensor([[1.0, 1.0]], dtype=torch.float64)
+        optimizer.step()
+        moved.append(torch.tensor([[3.0, 4.0]]) - w.detach())
+    torch.testing.assert_close(moved[1], 1.9 * moved[0])
+    assert list(optimizer.state[w]) == ["momentum_buffer"]

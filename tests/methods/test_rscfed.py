@@ -5,14 +5,38 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
 from federations import few_data, few_in, make_federation, make_method, rounds_until, small_contract
 from golden_files import load
 from host_reads import count_host_reads
+from methods.base import Upload, Visit
 from methods.parts.aggregation import weighted_mean
-from methods.rscfed import consensus_weights, tensor_distance
+from methods.rscfed import RSCFed, consensus_weights, tensor_distance
+
+
+def normalised(**given: Any) -> RSCFed:
+    """The method on a network with running statistics, after its warm-up."""
+    torch.manual_seed(0)
+    return RSCFed(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), warmup_rounds=0, **given)
+
+
+def two_subsets(method: RSCFed) -> list[Upload]:
+    """Uploads of clients 0, 1, 2 and 2, 3: models of their own, of which only client 0's has labels."""
+    uploads = []
+    for place, (cohort, client) in enumerate([(0, 0), (0, 1), (0, 2), (1, 2), (1, 3)]):
+        generator = torch.Generator().manual_seed(place)
+        moved = {
+            k: v + (0.1 * torch.randn(v.shape, generator=generator) if v.is_floating_point() else place)
+            for k, v in method.tensors("shared").items()
+        }
+        size = 1000 * (client + 1)
+        visit = Visit(client=client, cohort=cohort, labelled=client == 0, size=size)
+        uploads.append(Upload(visit, moved, float(size)))
+    return uploads
+
 
 GOLDEN = load("rscfed/dma_aggregation")
 
@@ -158,3 +182,45 @@ def test_weights_are_those_of_equation_6(mode: str) -> None:
         raw = [0.5 * w / kinds[has] for w, has in zip(raw, held, strict=True)]
     weights = consensus_weights(models, sizes, held, beta, factor, mode)
     assert weights == pytest.approx([w / sum(raw) for w in raw], rel=1e-12)
+
+
+def test_identical_models_come_back() -> None:
+    """The consensus of equal models is that model."""
+    model = states(1)[0]
+    weights = consensus_weights([model] * 5, [10.0, 20, 30, 40, 50], [True, False, False, False, False], 1e4)
+    mean = weighted_mean([model] * 5, weights)
+    torch.testing.assert_close(mean, dict(model))
+
+
+def test_ablation_without_dma_weighs_by_size_and_multiplier() -> None:
+    """dma = false: global model = mean over subsets of size-weighted means with the multiplier kept."""
+    method, roster = make_method("rscfed", dma=False, warmup_rounds=0, subsets=2), Roster(10, (0,), seed=3)
+    drawn = method.select_clients(0, roster)
+    name = method.names("shared")[0]
+    uploads, expected = [], 0.0
+    for m, subset in enumerate(drawn):
+        total = weighted = 0.0
+        for c in sorted(subset):
+            visit = Visit(client=c, cohort=m, labelled=c == 0, size=100 + c)
+            tensors = {k: torch.full_like(v, float(c)) for k, v in method.tensors("shared").items()}
+            uploads.append(Upload(visit, tensors, weight=100.0 + c))
+            factor = (100.0 + c) * (6.0 if c == 0 else 1.0)
+            total, weighted = total + factor, weighted + factor * c
+        expected += weighted / total / 2
+    method.aggregate(sorted(uploads, key=lambda u: (u.visit.client, u.visit.cohort)))
+    assert float(method.state_dict()[name].flatten()[0]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_global_model_is_the_mean_of_the_sub_consensus_models() -> None:
+    """Eqs. 5 to 7 with the released numbers: 100 where a subset has labels, 10 000 where it has none, factor 6."""
+    method = normalised()
+    uploads = two_subsets(method)
+    models, sizes = [u.tensors for u in uploads], [u.weight for u in uploads]
+    first = consensus_weights(models[:3], sizes[:3], [True, False, False], 100.0, 6.0, "once", "sum_tensor")
+    second = consensus_weights(models[3:], sizes[3:], [False, False], 10_000.0, 6.0, "once", "sum_tensor")
+    assert min(first) > 0.01 and max(second) > 0.9  # the distances do matter, and differently
+    method.aggregate(uploads)
+    parts = weighted_mean(models[:3], first), weighted_mean(models[3:], second)
+    for name, value in method.tensors("shared").items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, (parts[0][name] + parts[1][name]) / 2)
