@@ -231,6 +231,17 @@ def test_the_readme_says_what_the_board_resolves() -> None:
     assert set(lines["n"]) == {20} and "20 seeds" in board
 
 
+def test_the_claims_are_those_of_the_claims_page() -> None:
+    """Printed lead, ours with its interval, and verdict, as a block of the page prints them."""
+    page = [line.split() for line in (ROOT / "docs/findings/claims.md").read_text(encoding="utf-8").splitlines()]
+    table = README.partition("| claim | setting |")[2].partition("\n\n")[0].splitlines()[2:]
+    for line in table:
+        _, _, seeds, printed, ours, verdict = (cell.strip() for cell in line.strip("|").split("|"))
+        wanted = [seeds, printed, *ours.split(" ± "), *verdict.split()]
+        assert any(words[-len(wanted) :] == wanted for words in page), line
+    assert len(table) >= 5
+
+
 @in_a_checkout
 def test_results_of_your_own_leave_a_checkout_clean() -> None:
     """Runs, tables of any scale and built pages are ignored; what was committed stays, without weights."""
