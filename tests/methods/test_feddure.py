@@ -65,14 +65,6 @@ SETTINGS: list[dict[str, Any]] = [
     *({"cls": cls} for cls in FLAGS.values() if cls is not FedDure),
 ]
 
-
-FLAGS = {
-    ("softmax", True, "none"): FedDure,
-    ("logits", True, "none"): FRegOnLogits,
-    ("softmax", False, "none"): DifferentiableWeights,
-    ("logits", False, "none"): AsWritten,
-    ("softmax", True, "sum"): NormalisedWeights,
-}
 READINGS = [(case, FLAGS[flags]) for case in CASES if (flags := tuple(case["flags"].values())) in FLAGS]
 
 
