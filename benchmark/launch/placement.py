@@ -43,9 +43,11 @@ def placed(run: Run) -> Run:
         args = config.data.init_args
         active = config.roster.get("participants") or args["num_clients"]
         total = max(args["num_clients"], 1)
-        work = config.rounds * _expected_size(run) * active / total
-        several = accelerator == "cpu" and work >= WORTH_PROCESSES and _is_small(run)
-        devices = bearable(min(cores(), active)) if several else 1
+        devices = 1
+        if accelerator == "cpu":
+            work = config.rounds * _expected_size(run) * active / total
+            if work >= WORTH_PROCESSES and _is_small(run):
+                devices = bearable(min(cores(), active))
     if not isinstance(devices, int) or devices < 1:
         raise ConfigError(f"devices={devices}: give a number of processes from 1, or auto")
     if threads == "auto":
