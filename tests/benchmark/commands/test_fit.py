@@ -4,10 +4,10 @@ import numpy
 import pytest
 from sklearn.datasets import load_digits
 
-from benchmark import config, run
+from benchmark import config
 from benchmark.cli import main
 from benchmark.config import from_yaml
-from benchmark.launch import progress
+from benchmark.launch import progress, run
 from benchmark.suites import suite
 from papers import load
 from toy_suite import table
