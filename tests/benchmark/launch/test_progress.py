@@ -48,9 +48,8 @@ def test_a_log_tells_the_pace_of_the_rounds_that_were_seen(told):
 
 
 def test_rounds_of_the_warm_up_say_nothing_of_those_after_it(told):
-    warm, *_, last = told((1, 1.0, True), (10, 10.0, True), (11, 40.0, False), (12, 70.0, False), (13, 100.0, False))[
-        1:
-    ]
+    warm_up, after = [(1, 1.0, True), (10, 10.0, True)], [(11, 40.0, False), (12, 70.0, False), (13, 100.0, False)]
+    _, warm, *_, last = told(*warm_up, *after)
     assert "1 s per round, 90 s left" in warm
     assert "30 s per round, 44 min left" in last
 
