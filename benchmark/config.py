@@ -112,7 +112,7 @@ class RunConfig:
             error, ``skip`` leaves the update out of the aggregate and counts it (``skipped``).
         sums: how clients' models are averaged: ``ordered`` sends all of them to every process, which adds them up in
             the order of the clients; ``by_rank`` adds them up in this order where they were trained, and sends only
-            the sums. The results differ by rounding (docs/scale.md).
+            the sums. The results differ by rounding (docs/performance.md).
         runtime: where and how to run.
     """
 
