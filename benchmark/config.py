@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmark.arguments import converted, resolved
-from benchmark.files import dump_yaml, load_yaml
 from benchmark.registry import KINDS, ClassSpec, find_class, imported, one_line, path_of, unknown
 from datamodules.common.errors import ConfigError
 from datamodules.common.precision import check_precision
+from datamodules.common.yaml import dump_yaml, load_yaml
 
 SCALES = ("quick", "board", "laptop", "small", "lite", "paper", "custom")
 READINGS = ("best", "last", "last_k_mean", "averaged")
