@@ -24,7 +24,7 @@ class LabelledClients(FedMethod, ABC):
     """
 
     scopes = {"reference": "server"}
-    uploads_needed = "sum"
+    uploads_needed = "mean"
 
     def __init__(
         self,
