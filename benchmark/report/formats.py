@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from tabulate import tabulate
 
-from benchmark.console import printable
+from benchmark.runs.console import printable
 
 FORMULA = re.compile(r"\s*(?:[=@]|[+-](?!\.?\d|$))")
 SIGNS = str.maketrans({"±": r"$\pm$", "Δ": r"$\Delta$", "×": r"$\times$", "–": "--", "|": "$|$"})

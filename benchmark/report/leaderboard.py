@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.files import write_changed
 from benchmark.report.formats import csv_text, latex_table, markdown, pipe_table
 from benchmark.report.frame import network
 from benchmark.report.plots import draw_differences, svg_text
@@ -17,6 +16,7 @@ from benchmark.runs.environment import hardware
 from benchmark.runs.records import code_versions
 from benchmark.suites.plan import Plan
 from benchmark.suites.suite import Suite
+from datamodules.common.files import write_changed
 
 COSTS = {
     "rounds": ("rounds", 1, "{:.0f}"),

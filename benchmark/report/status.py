@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmark.config import Run, RunConfig, differences, identity
-from benchmark.console import Console, duration, printable
+from benchmark.runs.console import Console, duration, printable
 from benchmark.runs.environment import gpu_name, machine
 from benchmark.runs.records import READING, Record, read_record, read_rows, readings
 from benchmark.runs.states import saved_rounds

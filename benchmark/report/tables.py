@@ -11,15 +11,15 @@ import pandas as pd
 from tabulate import tabulate
 
 from benchmark.config import Run, RunConfig
-from benchmark.console import printable
-from benchmark.files import write_changed
 from benchmark.report.formats import Marked, csv_text, latex_table, markdown, pipe_table
 from benchmark.report.frame import BROKEN, LACKS, NONE, Values, averaged_rounds, by_row, last_rounds, network
 from benchmark.report.statistics import difference, interval, lead, places, prediction
+from benchmark.runs.console import printable
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import READING, code_versions
 from benchmark.suites.plan import Plan, Row, Table, control_of, operands
 from benchmark.suites.suite import Suite
+from datamodules.common.files import write_changed
 
 SAY = {
     "best": "the round of best test accuracy",
