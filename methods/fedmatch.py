@@ -11,20 +11,26 @@ from torch.nn.modules.conv import _ConvNd
 
 from datamodules.base import SiteData
 from methods.base import Batch, LocalWork, Pass, Site, Stream, Upload, Visit
-from methods.parts.additive import decompose, pairs, psi_names, psi_penalties
-from methods.parts.dpl import debias
+from methods.parts.additive import (
+    decompose,
+    differs,
+    flat,
+    pairs,
+    psi_names,
+    psi_penalties,
+    sparse,
+    sparse_bytes,
+    unflat,
+)
 from methods.parts.helpers import Helpers
-from methods.parts.labels_at_server import LabelsAtServer
-from methods.parts.server_momentum import ServerMomentum, resting_copy
-from methods.parts.sparse import differs, flat, sparse, sparse_bytes, unflat
-from methods.parts.static_norms import StaticNorms
-from methods.parts.tensors import masked_mean, one_hot, wide
+from methods.parts.server import LabelsAtServer, ServerMomentum, resting_copy
+from methods.parts.tensors import debias, masked_mean, one_hot, wide
 
 PSI_SCALE = 0.2  # what psi is of sigma at first
 LAMBDA_I = LAMBDA_A = 0.01
 
 
-class FedMatch(LabelsAtServer, StaticNorms, Helpers, ServerMomentum):
+class FedMatch(LabelsAtServer, Helpers, ServerMomentum):
     """Inter-client consistency and disjoint learning (Jeong et al., ICLR 2021), labels at the server or at the clients.
 
     Every weight is a sum ``theta = sigma + psi``. Labels train sigma alone, with ``lambda_s CE(y, p(x))``. Unlabelled

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from benchmark.federation.checkpoint_files import REMEDY, OnDisk, dumped, opened, staged, write_whole
 from benchmark.federation.collectives import from_first, tensors_in
-from benchmark.files import read_bytes
 from datamodules.common.errors import RunError
+from datamodules.common.files import read_bytes
 
 MAGIC = b"fssl-bench checkpoint 2\n"
 DIGEST_BYTES = 32

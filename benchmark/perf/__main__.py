@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from benchmark.files import write_atomic
 from benchmark.launch.process import keep_memory
 from benchmark.perf import epochs, gpu, rounds
 from benchmark.perf.measure import Section
 from benchmark.registry import KINDS, find_class
 from datamodules.common.errors import ConfigError
+from datamodules.common.files import write_atomic
 
 SECTIONS = {"epochs": epochs.section, "rounds": rounds.rounds, "growth": rounds.growth}
 NO_GPU = 2

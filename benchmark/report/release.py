@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.files import dump_yaml
 from benchmark.report.formats import pipe_table
 from benchmark.report.frame import place_columns
 from benchmark.runs.code_identity import package_version
@@ -18,6 +17,7 @@ from benchmark.suites.places import Place, places, places_of
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 from datamodules.common.files import write_atomic
+from datamodules.common.yaml import dump_yaml
 
 TEXT, COUNT, NUMBER = "string", "Int64", "float64"
 ENDED = ("complete", "failed")
