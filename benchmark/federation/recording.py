@@ -191,8 +191,9 @@ class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not given <= known or not torch.equal(before, torch.get_rng_state()):
             raise RunError(
                 f"{func.overloadpacket} at {_place()}: a step may not draw from torch's global generator or from one "
-                "that the recording does not know, since a replay could not seed it. Draw with generator=self.generator; "
-                "if an operation takes no generator (dropout), draw a mask with one that does; "
+                "that the recording does not know, since a replay could not seed it. Draw with "
+                "generator=self.generator; if an operation takes no generator (dropout), draw a mask with one that "
+                "does; "
                 "--replay false takes steps one by one"
             )
         return out
