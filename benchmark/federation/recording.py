@@ -192,7 +192,8 @@ class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise RunError(
                 f"{func.overloadpacket} at {_place()}: a step may not draw from torch's global generator or from one "
                 "that the recording does not know, since a replay could not seed it. Draw with "
-                "generator=self.generator; if an operation takes no generator (dropout), draw a mask with one that does; "
+                "generator=self.generator; if an operation takes no generator (dropout), draw a mask with one that "
+                "does; "
                 "--replay false takes steps one by one"
             )
         return out

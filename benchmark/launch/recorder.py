@@ -204,8 +204,6 @@ def _take_up(recorder: Recorder | None, federation: Federation, saved: Mapping[s
             recorder.say("the code of its method has changed since it began; its record names both versions")
 
 
-
-
 def _mismatch(saved: Mapping[str, Any], federation: Federation) -> str:
     """What of a checkpoint is not of this run: its round, or tensors of the server or a client; empty if nothing."""
     if saved["round"] > federation.rounds:
