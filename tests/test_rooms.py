@@ -13,13 +13,12 @@ from benchmark.registry import KINDS, own_names
 ROOT = Path(__file__).resolve().parents[1]
 LOWER = {"datamodules": (), "methods": ("datamodules",), "benchmark": ("datamodules", "methods")}
 
-BASE = ("files", "registry", "arguments", "config", "console")
+BASE = ("files", "registry", "config", "console")
 RUNS = (*BASE, "federation", "runs")
 ROOMS = {
     "files": (),
     "registry": ("files",),
-    "arguments": ("files", "registry"),
-    "config": ("files", "registry", "arguments"),
+    "config": ("files", "registry"),
     "console": (),
     "federation": BASE,
     "runs": (*BASE, "federation"),
@@ -132,4 +131,4 @@ def test_a_listing_names_what_can_be_run(slot: str, folder: str) -> None:
 def test_the_command_line_lies_on_top() -> None:
     """What leads from the command line to one run, and the rooms behind it."""
     files = {file.stem for file in (ROOT / "benchmark").glob("*.py")}
-    assert files == {"__init__", "__main__", "api", "arguments", "cli", "config", "console", "files", "registry", "run"}
+    assert files == {"__init__", "__main__", "api", "cli", "config", "console", "files", "registry", "run"}

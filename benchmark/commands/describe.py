@@ -4,7 +4,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import asked_help, require
+from benchmark.commands.common import asked_help
 from benchmark.config import apply, class_spec
 
 ABOUT = (
@@ -32,6 +32,5 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     from benchmark.report.describe import describe
 
     values = apply({}, {"data": options.data, **dotted})
-    require("data", values)
     describe(class_spec("data", values["data"]), options.data_dir, options.plot, options.export, options.seed)
     return 0

@@ -14,7 +14,6 @@ from lightning import Fabric
 from lightning.fabric.plugins.precision.amp import MixedPrecision
 from torch import Tensor
 
-from benchmark.arguments import parameters
 from benchmark.contract.attributes import (
     Values,
     caches_of,
@@ -27,7 +26,7 @@ from benchmark.contract.attributes import (
 )
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import fabric_precision
-from benchmark.registry import KINDS, find_class
+from benchmark.registry import KINDS, find_class, parameters
 from datamodules.base import FSSLDataModule, Scenario
 from datamodules.digits import Digits
 from datamodules.io.sources import Arrays

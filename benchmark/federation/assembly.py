@@ -8,12 +8,12 @@ import torch
 from lightning import Fabric
 from lightning.pytorch import Callback
 
-from benchmark.arguments import build, parameters
 from benchmark.config import Run
 from benchmark.federation.declarations import check_declarations
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.federation.store import Store
 from benchmark.federation.trial import check_batches, check_network
+from benchmark.registry import build, parameters
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError
 from methods import models

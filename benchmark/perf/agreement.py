@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmark.arguments import handed_over, typed_args
 from benchmark.config import RunConfig
 from benchmark.perf.federations import config_of, federation_of
 from benchmark.perf.measure import attempt
-from benchmark.registry import KINDS, find_class
+from benchmark.registry import KINDS, find_class, handed_over, typed_args
 from methods.base import FedMethod
 
 ROUNDS, SLOTS, IMAGES, CLIENTS, BATCH = 2, 3, 250, 6, 16

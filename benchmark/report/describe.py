@@ -9,8 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from benchmark.arguments import build
-from benchmark.registry import ClassSpec
+from benchmark.registry import ClassSpec, build
 from benchmark.report.plots import writable
 from datamodules.common.errors import ConfigError
 
