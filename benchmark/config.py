@@ -13,7 +13,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from benchmark.files import dump_yaml, load_yaml
 from benchmark.registry import (
     KINDS,
     ClassSpec,
@@ -27,6 +26,7 @@ from benchmark.registry import (
 )
 from datamodules.common.errors import ConfigError
 from datamodules.common.precision import check_precision
+from datamodules.common.yaml import dump_yaml, load_yaml
 
 Scale = Literal["quick", "board", "laptop", "small", "lite", "paper", "custom"]
 Reading = Literal["best", "last", "last_k_mean", "averaged"]
@@ -136,7 +136,7 @@ class RunConfig:
             error, ``skip`` leaves the update out of the aggregate and counts it (``skipped``).
         sums: how clients' models are averaged: ``ordered`` sends all of them to every process, which adds them up in
             the order of the clients; ``by_rank`` adds them up in this order where they were trained, and sends only
-            the sums. The results differ by rounding (docs/scale.md).
+            the sums. The results differ by rounding (docs/performance.md).
         runtime: where and how to run.
     """
 

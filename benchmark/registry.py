@@ -14,9 +14,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 
-from benchmark.files import read_value
 from datamodules.common.errors import BenchError, ConfigError
 from datamodules.common.plugins import place, plugin
+from datamodules.common.yaml import read_value
 
 ELSEWHERE = {"model": "--model", "data_dir": "--data_dir", "run_seed": "--seed"}
 """Arguments that the run supplies, and the option of ``fit`` that sets each of them."""

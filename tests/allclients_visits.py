@@ -7,9 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.federation.fit import Fit
-from benchmark.federation.optimizers import OptimizerStates, kept_states
-from benchmark.federation.trainer import VisitTrainer
+from benchmark.federation.fit import Fit, OptimizerStates, kept_states
 from federations import sums_of
 from methods.base import Batch, FedMethod
 from methods.models.backbone import Backbone, LinearHead
@@ -55,7 +53,7 @@ def visits(method: FedMethod, case: dict[str, Any]) -> Iterator[tuple[dict[str, 
         batches = list(batches_of(given))
         method.train()
         sums_of(method)
-        fit = Fit(method, states, VisitTrainer(method, max_epochs=given["epochs"]))
+        fit = Fit(method, states, given["epochs"])
         for _ in fit.run(given["epochs"], lambda _, batches=batches: batches):
             pass
         states = kept_states(method, fit.optimizers)

@@ -19,7 +19,6 @@ from benchmark.commands.common import (
     discard,
     numbers,
     same_command,
-    warn_of_slow_precision,
 )
 from benchmark.config import (
     ROSTER,
@@ -33,11 +32,11 @@ from benchmark.config import (
     identity,
     with_pipeline,
 )
-from benchmark.files import read_yaml
 from benchmark.launch.signals import STOPPED, check_stopped
 from benchmark.registry import KINDS, converted, find_class, handed_over, imported, one_line
 from benchmark.suites.suite import load
 from datamodules.common.errors import ConfigError, Stopped, message_of
+from datamodules.common.yaml import read_yaml
 
 ABOUT = f"Run one configuration, or finish it. {DOTTED} Several values, --method.lr 0.01,0.03, are run one by one."
 
@@ -96,7 +95,6 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
 
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-    warn_of_slow_precision(runs[0].config.precision, runs[0].config.runtime.accelerator)
     if dry:
         from benchmark.commands.dry_run import show
         from benchmark.runs.states import state
@@ -105,7 +103,7 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         return 0
     if len(points) > 1 or overwrite:
         from benchmark.federation.assembly import check_values
-        from benchmark.run import check
+        from benchmark.launch.run import check
 
         for _, one in made:  # so that a value out of range is refused before the first run, and before it is deleted
             (check if overwrite else check_values)(one)
@@ -221,8 +219,8 @@ def _named(point: Point) -> list[str]:
 
 def _carried_out(named: Sequence[tuple[Point, Run]], tell: Any, again: str) -> int:
     """Make one run after the other, several in a process each; if one of several fails, the others still run."""
-    from benchmark import run as one_run
     from benchmark.launch import pool
+    from benchmark.launch import run as one_run
     from benchmark.launch.launchers import is_one_of_several
 
     alone = len(named) == 1

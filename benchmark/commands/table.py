@@ -19,10 +19,9 @@ from benchmark.commands.common import (
     numbers,
     runtime_of,
     same_command,
-    warn_of_slow_precision,
 )
 from benchmark.config import Run, Runtime
-from benchmark.console import printable
+from benchmark.runs.console import printable
 from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import Stopped
 from datamodules.common.precision import PRECISIONS
@@ -156,8 +155,6 @@ def _carried_out(missing: Sequence[Run], jobs: int, gpus: int) -> "list[RunOutco
     from benchmark.launch import pool
     from benchmark.launch.progress import Display, continuation
 
-    for precision in dict.fromkeys(run.config.precision for run in missing):
-        warn_of_slow_precision(precision, missing[0].config.runtime.accelerator)
     display = Display(len(missing))
     try:
         return pool.run_all(missing, jobs, gpus, display)

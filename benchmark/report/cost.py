@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.config import Run, RunConfig, differences, identity
-from benchmark.console import duration
+from benchmark.runs.console import duration
 from benchmark.runs.environment import machine
 from benchmark.runs.records import Record, read_record
 from benchmark.runs.states import saved_rounds

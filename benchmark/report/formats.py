@@ -8,7 +8,7 @@ import pandas as pd
 from pandas.api.types import is_scalar
 from tabulate import tabulate
 
-from benchmark.console import printable
+from benchmark.runs.console import printable
 
 BOLD = "\x02"  # prefix of texts to set in bold in LaTeX; does not occur in names
 # LaTeX's special characters, and characters that its text fonts may lack.

@@ -7,9 +7,9 @@ from textwrap import wrap
 import pandas as pd
 from tabulate import tabulate
 
-from benchmark.console import printable
 from benchmark.report.cells import NONE_RUN, Cell
 from benchmark.report.formats import Marked, csv_text, latex_comment, latex_table, markdown, pipe_table, texts
+from benchmark.runs.console import printable
 from benchmark.suites.plan import Table
 
 WIDTH = 100  # characters per line in a terminal

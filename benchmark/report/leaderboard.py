@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.files import write_changed
 from benchmark.report.cells import network
 from benchmark.report.differences import draw_differences, panels
 from benchmark.report.formats import csv_text, latex_bold, latex_table, markdown, pipe_table
@@ -18,6 +17,7 @@ from benchmark.runs.environment import hardware
 from benchmark.runs.records import code_versions
 from benchmark.suites.plan import Plan
 from benchmark.suites.suite import Suite
+from datamodules.common.files import write_changed
 
 COSTS = {
     "rounds": ("rounds", 1, ".0f"),

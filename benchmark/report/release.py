@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.files import dump_yaml
 from benchmark.report.formats import pipe_table
 from benchmark.report.frame import place_columns
 from benchmark.runs.code_identity import package_version
@@ -17,6 +16,7 @@ from benchmark.runs.records import READING, Record, Row, code_versions, read_rec
 from benchmark.suites.suite import Place, Suite, places, places_of
 from datamodules.common.errors import ConfigError
 from datamodules.common.files import write_atomic
+from datamodules.common.yaml import dump_yaml
 
 TEXT, COUNT, NUMBER = "string", "Int64", "float64"
 ENDED = ("complete", "failed")

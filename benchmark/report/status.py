@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmark.config import Run
-from benchmark.console import Console, printable
 from benchmark.report.cost import measured_here, parts, summary
+from benchmark.runs.console import Console, printable
 from benchmark.runs.environment import gpu_name
 from benchmark.runs.records import READING, read_record, read_rows, readings
 from benchmark.suites.plan import Plan

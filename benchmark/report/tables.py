@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from benchmark.config import RunConfig
-from benchmark.files import write_changed
 from benchmark.report.cells import BROKEN, Cell, Cells
 from benchmark.report.formats import csv_text, markdown
 from benchmark.report.frame import Values, by_row, long_frame
@@ -18,6 +17,7 @@ from benchmark.runs.environment import hardware
 from benchmark.runs.records import READING, Record, code_versions
 from benchmark.suites.plan import Plan, Table
 from benchmark.suites.suite import Suite
+from datamodules.common.files import write_changed
 
 SAY = {
     "best": "the round of best test accuracy",

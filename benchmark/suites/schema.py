@@ -16,9 +16,9 @@ from pydantic import (
 )
 
 from benchmark.config import Reading, Scale
-from benchmark.files import problem
 from benchmark.registry import unknown
 from datamodules.common.errors import ConfigError
+from datamodules.common.yaml import problem
 
 METRICS = ("acc", "acc_clients", "acc_worst_clients", "auc", "precision", "recall", "loss")
 COLUMNS = (

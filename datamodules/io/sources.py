@@ -56,7 +56,7 @@ MNIST_MD5 = {
     "train-images-idx3": "6bbc9ace898e44ae57da46a324031adb",
     "train-labels-idx1": "a25bea736e30d166cdddb491f175f624",
     "t10k-images-idx3": "2646ac647ad5339dbf082846283269ea",
-    "t10k-labels-idx1": "27ae3e4e09519cfbb04c629615203637",
+    "t10k-labels-idx1": "27ae3e4e09519cfbb04c329615203637",
 }
 """MD5 of MNIST's unpacked files."""
 ISIC_TRUTH = "ISIC2018_Task3_Training_GroundTruth.csv"

@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 
 from benchmark.config import Runtime
-from benchmark.files import dump_yaml
 from benchmark.report import leaderboard
 from benchmark.runs.states import RunState
 from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import ConfigError
+from datamodules.common.yaml import dump_yaml
 
 SPEC = {
     "paper": "toy",

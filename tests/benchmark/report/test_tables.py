@@ -404,7 +404,7 @@ def test_a_plan_reads_states_and_records_from_disk_once(tmp_path):
     run.open(done, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
     run.append({"round": 4, "acc": 50.0, "bytes_up": 1, "bytes_down": 1})
     run.finish()
-    RunFolder(cut.folder).open(cut)
+    RunFolder(cut.folder).open(cut, {})
     assert [plan.found[key].state for key in list(plan.runs)[:3]] == ["complete", "stale", "missing"]
     record = plan.found[done.id].record
     assert record["best"]["acc"] == 50.0 and plan.found[cut.id].record is None

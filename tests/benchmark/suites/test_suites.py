@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmark.config import Run, Runtime, from_dict
+from benchmark.launch.run import fit
 from benchmark.registry import build
-from benchmark.run import fit
 from benchmark.runs.records import read_record
 from benchmark.suites import suite
 from methods import models

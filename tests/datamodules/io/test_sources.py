@@ -260,6 +260,17 @@ def test_mnist_files(tmp_path, monkeypatch, read, folder, compress):
         read(tmp_path)
 
 
+def test_the_digests_are_those_of_the_published_files():
+    """Entered twice: with a wrong digit in one, the real files were refused."""
+    published = {
+        "train-images-idx3": "6bbc9ace898e44ae57da46a324031adb",
+        "train-labels-idx1": "a25bea736e30d166cdddb491f175f624",
+        "t10k-images-idx3": "2646ac647ad5339dbf082846283269ea",
+        "t10k-labels-idx1": "27ae3e4e09519cfbb04c329615203637",
+    }
+    assert published == sources.MNIST_MD5
+
+
 # --- download
 
 
