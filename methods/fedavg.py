@@ -32,7 +32,6 @@ class FedAvg(LabelledClients, ServerMomentum):
     """
 
     scopes = {**ServerMomentum.scopes, **LabelledClients.scopes}
-    uploads_needed = "sum"
 
     def __init__(
         self,

@@ -131,8 +131,8 @@ class FedMatch(LabelsAtServer, Helpers, ServerMomentum):
         return {name: self.model.get_parameter(name) for name in self.psi_names}
 
     def sigma(self) -> dict[str, nn.Parameter]:
-        """Return what labels train, by name: the parts sigma and all parameters that are not decomposed."""
-        return {name: p for name, p in self.model.named_parameters() if name not in self.psi_names}
+        """Return what labels train, by name: the parts sigma and all parameters that are neither psi nor frozen."""
+        return {n: p for n, p in self.model.named_parameters() if n not in self.psi_names and p.requires_grad}
 
     def configure_optimizers(self) -> Any:
         """Return one optimiser for sigma and one for psi."""
@@ -241,7 +241,7 @@ class FedMatch(LabelsAtServer, Helpers, ServerMomentum):
         upload = super().make_upload(client)
         if upload is None:
             return None
-        weights = {f"model.{name}" for name, _ in self.model.named_parameters()}
+        weights = {f"model.{name}" for name, _ in self.model.named_parameters()} & upload.tensors.keys()
         sent = {}
         for name, value in upload.tensors.items():
             held, delta = self.held_by_server[name], self.hparams.delta if name in weights else 0.0

@@ -32,8 +32,7 @@ from benchmark.contract.federations import (
 )
 from benchmark.contract.hidden import with_other_unlabelled_images
 from benchmark.contract.isolation import OVERFLOW, in_double
-from benchmark.federation.fit import Fit
-from benchmark.federation.optimizers import OptimizerStates, kept_states, load_states
+from benchmark.federation.fit import Fit, OptimizerStates, kept_states, load_states
 from benchmark.federation.replay import RecordedStep
 from benchmark.federation.site import LocalSite, stream_of
 from datamodules.base import SiteData
@@ -284,11 +283,11 @@ def recorded_elsewhere(init: Callable[..., None]) -> Callable[..., None]:
     """``init``, which records a step, made to record it as another step of the visit: one recording serves all."""
 
     def recorded(self: RecordedStep, step: Any, batch: Batch, replay: Any, fit: Fit) -> None:
-        counters = ((fit, "batch_idx"), (fit.trainer, "current_epoch"), (fit.trainer, "global_step"))
-        for owner, name in counters:
-            setattr(owner, name, getattr(owner, name) + ELSEWHERE)
+        counters = ("batch_idx", "current_epoch", "global_step")
+        for name in counters:
+            setattr(fit, name, getattr(fit, name) + ELSEWHERE)
         init(self, step, batch, replay, fit)
-        for owner, name in counters:
-            setattr(owner, name, getattr(owner, name) - ELSEWHERE)
+        for name in counters:
+            setattr(fit, name, getattr(fit, name) - ELSEWHERE)
 
     return recorded

@@ -27,8 +27,12 @@ class Additive(nn.Module):
 def decompose(
     model: nn.Module, kinds: tuple[type[nn.Module], ...], first_psi: Callable[[Tensor], Tensor], cut: float
 ) -> None:
-    """Make the weights of these kinds of layers sums, in place: sigma is the weight, psi is ``first_psi`` of it."""
-    for layer in [module for module in model.modules() if isinstance(module, kinds)]:
+    """Make the weights of these kinds of layers sums, in place: sigma is the weight, psi is ``first_psi`` of it.
+
+    Frozen weights stay as they are.
+    """
+    layers = [module for module in model.modules() if isinstance(module, kinds)]
+    for layer in [one for one in layers if one.get_parameter("weight").requires_grad]:
         psi = first_psi(layer.get_parameter("weight").detach())
         parametrize.register_parametrization(layer, "weight", Additive(psi, cut))
 

@@ -23,8 +23,6 @@ class LabelledShare(FedMethod):
             an image of a labelled client counts k-fold; ``plain``: all images count alike.
     """
 
-    uploads_needed = "mean"
-
     def __init__(self, model: nn.Module, labelled_weight_mode: str = "share:0.5", **base: Any) -> None:
         super().__init__(model, **base)
         read_mode(labelled_weight_mode)
@@ -46,7 +44,7 @@ class LabelledClients(FedMethod, ABC):
     """
 
     scopes = {"reference": "server"}
-    uploads_needed = "sum"
+    uploads_needed = "mean"
 
     def __init__(
         self,

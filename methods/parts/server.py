@@ -62,7 +62,7 @@ class ServerMomentum(RoundSchedule):
     """
 
     scopes = {"velocity": "server"}
-    uploads_needed = "sum"
+    uploads_needed = "mean"
     retired = {"aggregation": "uniform"}
 
     def __init__(
