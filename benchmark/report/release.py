@@ -120,7 +120,7 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _values(record: Record, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """The numbers of a run: a line for each of its readings, or one without any, and one for each evaluated round."""
-    read = {reading: record[name] for reading, name in READING.items() if record.get(name)}
+    read: dict[str | None, Any] = {reading: record[name] for reading, name in READING.items() if record.get(name)}
     for reading, found in (read or {None: {}}).items():
         yield {"reading": reading, **_numbers(found)}
     for row in rows:
