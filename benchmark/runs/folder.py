@@ -76,13 +76,6 @@ class RunFolder:
         if self._claim is not None:
             self._claim.check()
 
-    def forget(self) -> None:
-        """Remove the folder of a run that never started, i.e. one with nothing but its lock."""
-        with suppress(OSError):
-            if {file.name for file in self.path.iterdir()} <= {LOCK}:
-                (self.path / LOCK).unlink(missing_ok=True)
-                self.path.rmdir()
-
     @property
     def rows_digest(self) -> str:
         """SHA-256 of the rows written so far, stored in checkpoints to recognise them."""
@@ -275,7 +268,8 @@ class RunFolder:
             if not self.record and run is not None:
                 self.open(run, {})
             if self.record:
-                self.record |= {"status": "failed", "error": "".join(traceback.format_exception(error))}
+                told = "".join(traceback.format_exception(error)).encode(errors="backslashreplace").decode()
+                self.record |= {"status": "failed", "error": told}
                 self._write()
 
     def _write(self) -> None:

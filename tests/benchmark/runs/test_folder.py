@@ -144,17 +144,6 @@ def test_the_uncommitted_changes_are_kept_beside_the_record(tmp_path, monkeypatc
     assert [file.read_text() for file in tmp_path.glob("uncommitted-*.patch")] == ["a patch\n"]
 
 
-def test_a_folder_without_a_run_is_forgotten(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    with folder.lock():
-        assert not folder.record
-        folder.forget()
-    assert not (tmp_path / "run").exists()
-    begun = whole_run(tmp_path / "run")
-    begun.forget()
-    assert state(tmp_path / "run") == "complete"
-
-
 def test_the_record_is_not_written_at_every_row(tmp_path):
     folder = RunFolder(tmp_path, heartbeat_s=3600)
     folder.open(RUN, FACTS)
@@ -172,7 +161,7 @@ def test_a_failure_keeps_its_traceback(tmp_path):
     folder.open(RUN, FACTS)
     folder.append(row(0))
     try:
-        raise ZeroDivisionError("by zero")
+        raise ZeroDivisionError("by zero \udcff")  # as in the name of a file that is no UTF-8
     except ZeroDivisionError as error:
         folder.fail(error)
     record = read_record(tmp_path)
