@@ -60,12 +60,16 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the run against other processes while the context is open."""
-        try:
-            with run_lock(self.path) as self._claim:
+        """Lock the run against other processes while the context is open; a run that has not begun leaves no folder."""
+        with run_lock(self.path) as self._claim:
+            try:
                 yield
-        finally:
-            self._claim = None
+            finally:
+                self._claim = None
+                with suppress(OSError):
+                    if [file.name for file in self.path.iterdir()] == [LOCK]:
+                        (self.path / LOCK).unlink()
+                        self.path.rmdir()
 
     def check_claim(self) -> None:
         """Refuse to write to a folder that another process has taken over.

@@ -9,7 +9,7 @@ from benchmark.config import Run, Runtime, from_yaml, identity
 from benchmark.runs import folder as folder_module
 from benchmark.runs.code_identity import by_other_code, code_version, revision
 from benchmark.runs.folder import RunFolder, discard
-from benchmark.runs.lock import RunLocked, run_lock
+from benchmark.runs.lock import RunLocked, locked, run_lock
 from benchmark.runs.records import read_record, read_rows, revisions
 from benchmark.runs.states import CHECKPOINTS, state
 from datamodules.common.errors import RunError
@@ -142,6 +142,16 @@ def test_the_uncommitted_changes_are_kept_beside_the_record(tmp_path, monkeypatc
     monkeypatch.setattr(folder_module, "uncommitted", lambda: "a patch\n")
     opened(tmp_path)
     assert [file.read_text() for file in tmp_path.glob("uncommitted-*.patch")] == ["a patch\n"]
+
+
+def test_a_run_that_has_not_begun_leaves_no_folder(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with folder.lock():
+        assert locked(folder.path)
+    assert not folder.path.exists()
+    with folder.lock():
+        folder.open(RUN, FACTS)
+    assert state(folder.path) == "stale"
 
 
 def test_the_record_is_not_written_at_every_row(tmp_path):
