@@ -62,8 +62,7 @@ class Display:
     def start(self, run: Run) -> None:
         """A run begins."""
         now = self.now()
-        more = {"note": "", "begun": now, "said": now, "warmup": False}
-        self.live.add_task(label(run), total=run.config.rounds, **more)
+        self.live.add_task(label(run), total=run.config.rounds, note="", begun=now, said=now, warmup=False)
         self.shown[run.id] = run, self.live.tasks[-1]
 
     def tick(self) -> None:
@@ -73,7 +72,7 @@ class Display:
             if (done := rounds_done(run, row)) is not None:
                 warmup = bool(row and row.get("warmup"))
                 if task.fields["warmup"] and not warmup:  # its rounds say nothing of those after it
-                    self.live.reset(task.id, completed=task.completed)
+                    self.live.reset(task.id, completed=int(task.completed))
                 self.live.update(task.id, completed=done, warmup=warmup)
                 self.live.update(task.id, note=_note(task, row))
             if self.live.disable and self.now() - task.fields["said"] >= self.every_s:
