@@ -8,8 +8,8 @@ from benchmark.commands.common import asked_help, require
 from benchmark.config import apply, class_spec
 
 ABOUT = (
-    "Print and draw how a data set is split over clients. Options of the data set are given with a dot: "
-    "--data.beta 0.8. `--data.help NAME` lists them."
+    "Print how a data set is split over clients. Options of the data set are given with a dot: --data.beta 0.8. "
+    "`--data.help NAME` lists them."
 )
 
 
@@ -21,7 +21,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int | None, help="seed of the run, which draws the partition if data.partition_seed is null"
     )
-    parser.add_argument("--plot", type=text, help="draw clients and classes into this PNG file")
     parser.add_argument("--export", type=text, help="write the partition to this file, for --data.partition_file")
 
 
@@ -33,5 +32,5 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
 
     values = apply({}, {"data": options.data, **dotted})
     require("data", values)
-    describe(class_spec("data", values["data"]), options.data_dir, options.plot, options.export, options.seed)
+    describe(class_spec("data", values["data"]), options.data_dir, options.export, options.seed)
     return 0

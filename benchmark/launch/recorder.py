@@ -16,7 +16,7 @@ from benchmark.config import Run, differences
 from benchmark.federation import checkpoint
 from benchmark.federation.checkpoint import num_bytes
 from benchmark.federation.checkpoint_files import REMEDY, OnDisk, save_plain
-from benchmark.federation.collectives import from_first, on_first, wait_for_all
+from benchmark.federation.collectives import on_first, wait_for_all
 from benchmark.federation.loop import Federation
 from benchmark.federation.store import discard_states
 from benchmark.launch.signals import check_stopped
@@ -29,7 +29,6 @@ from benchmark.runs.states import CHECKPOINT, LAST_STATE, other_data
 from datamodules.common.errors import BenchError, ConfigError, RunError, Stopped
 from datamodules.partition.partition import stored_hash
 
-MESSAGE_BYTES = 1 << 28
 KEPT_BYTES = 50_000_000  # of the state of a complete run
 
 
@@ -158,7 +157,7 @@ def resume(fabric: Fabric, federation: Federation, recorder: Recorder | None) ->
     Raises:
         RunError: the checkpoint is not this run's, or rows that were written before it are missing or changed.
     """
-    saved = _broadcast(fabric, on_first(fabric, lambda: _load(recorder)))
+    saved = checkpoint.sent_to_all(fabric, on_first(fabric, lambda: _load(recorder)))
     if saved is not None:
         federation.load_state_dict(saved)
     wait_for_all(fabric)
@@ -201,18 +200,3 @@ def _take_up(recorder: Recorder | None, federation: Federation, saved: Mapping[s
         recorder.say(f"continues from round {federation.round + 1} of {federation.rounds}")
         if len(files.record["environment"]["revisions"]) > 1:
             recorder.say("the code of its method has changed since it began; its record names both versions")
-
-
-def _broadcast(fabric: Fabric, saved: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The first process's checkpoint, in every process.
-
-    No message is much larger than ``MESSAGE_BYTES``, or than what one client keeps.
-    """
-    if fabric.world_size == 1:
-        return saved
-    parts = checkpoint.divided(saved, MESSAGE_BYTES) if saved is not None else []
-    count = fabric.broadcast(len(parts))
-    if count == 0:
-        return None
-    received = [from_first(fabric, parts[number] if parts else {}) for number in range(count)]
-    return checkpoint.joined(received)

@@ -1,14 +1,12 @@
-"""Looking at a partition: the seed that drew it, and files that cannot be written."""
+"""Looking at a partition: its clients, the seed that drew it, and the file that keeps it."""
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from benchmark.cli import main
 from benchmark.config import RunConfig
-from benchmark.report.describe import heat_map
 from datamodules.io.sources import digits
 from datamodules.partition.partition import Partition
 from federations import make_data
@@ -22,14 +20,14 @@ def first_and_hash(capsys: Any) -> tuple[str, str]:
     return lines[0], next(line.split()[-1] for line in lines if line.startswith("partition hash"))
 
 
-def test_the_seed_that_drew_the_partition_is_shown(capsys: Any) -> None:
-    """The run's where the data set has none: that of ``--seed``, or the default of a run."""
+def test_the_options_and_the_seed_that_drew_the_partition_are_shown(capsys: Any) -> None:
+    """The run's seed where the data set has none: that of ``--seed``, or the default of a run."""
     assert main(OF_THE_RUN) == 0
     title, drawn = first_and_hash(capsys)
-    assert f"seed {RunConfig.seed}," in title
+    assert title.endswith(f", partition_seed={RunConfig.seed}") and "beta=0.8" in title
     assert main([*OF_THE_RUN, "--seed", "5"]) == 0
     title, other = first_and_hash(capsys)
-    assert "seed 5," in title and other != drawn
+    assert title.endswith(", partition_seed=5") and other != drawn
     assert main([*DIGITS, "--data.partition_seed", "5"]) == 0
     assert first_and_hash(capsys) == (title, other)
 
@@ -39,51 +37,34 @@ def test_the_seed_that_drew_the_partition_is_shown(capsys: Any) -> None:
     [
         ([*DIGITS, "--seed", "5"], "--seed 5: has no effect, since data.partition_seed is 1337; add --data."),
         ([*OF_THE_RUN, "--seed", "-1"], "partition_seed is -1"),
-        ([*DIGITS, "--plot", "q.foo"], "--plot q.foo: the suffix gives the format; use one of .png"),
-        ([*DIGITS, "--plot", "/nonexistent/q.png"], "--plot /nonexistent/q.png: name a file"),
-        ([*DIGITS, "--export", "/nonexistent/x"], "--export /nonexistent/x: name a file"),
-        ([*DIGITS, "--export", "."], "--export .: name a file"),
+        ([*DIGITS, "--export", "/nonexistent/x"], "/nonexistent/x: No such file or directory"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(capsys: Any, arguments: list[str], message: str) -> None:
-    """Before anything is drawn or printed."""
     assert main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert err.startswith("error: ") and message in err and err.count("\n") == 1 and out == ""
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and message in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--data.partition_variant", "per_client"], "Dirichlet(0.8) per client, seed"),
-        (
-            ["--data.partition", "pairs", "--data.partition_variant", "per_client"],
-            "Dirichlet(0.8) over pairs of clients, seed",
-        ),
-        (
-            ["--data.scenario", "all_clients", "--data.num_labels", "200", "--data.labelled_partition", "iid"],
-            "Dirichlet(0.8), labelled images iid, seed",
-        ),
-    ],
-)
-def test_the_title_says_how_images_are_spread(options: list[str], told: str, capsys: Any) -> None:
-    """``pairs`` knows no variants, and the labelled pool may be spread in another way."""
-    assert main([*DIGITS, *options]) == 0
-    assert f"clients, {told}" in first_and_hash(capsys)[0]
+def test_a_partition_is_exported_and_imported(tmp_path: Path, capsys: Any) -> None:
+    """Under any name: its suffix says nothing."""
+    file = str(tmp_path / "part")
+    assert main([*DIGITS, "--data.beta", "0.3", "--data.num_clients", "4", "--export", file]) == 0
+    saved = Partition.load(file, digits().train_labels)
+    assert first_and_hash(capsys)[1] == saved.hash and saved.num_clients == 4
+    again = [*DIGITS, "--data.partition_file", file]
+    assert main([*again, "--data.num_clients", "4"]) == 0
+    assert first_and_hash(capsys)[1] == saved.hash
+    assert main(again) == 2
+    assert "has 4 clients; give --data.num_clients 4" in capsys.readouterr().err
 
 
-def test_an_export_may_have_any_name(tmp_path: Path, capsys: Any) -> None:
-    """Its suffix says nothing."""
-    assert main([*DIGITS, "--export", str(tmp_path / "part")]) == 0
-    assert Partition.load(tmp_path / "part", digits().train_labels).hash == first_and_hash(capsys)[1]
-
-
-@pytest.mark.parametrize(("clients", "labels"), [(40, 40), (41, 21), (1000, 40)])
-def test_many_clients_are_not_all_named(clients: int, labels: int) -> None:
-    """No more than forty names find room."""
-    counts = np.ones((clients, 2), dtype=np.int64)
-    figure = heat_map([str(k) for k in range(clients)], counts, counts, ["a", "b"], "")
-    assert len(figure.axes[0].get_yticks()) == labels
+def test_the_labels_of_a_server_and_many_clients_are_shown(capsys: Any) -> None:
+    server = ["--data.scenario", "server", "--data.num_labels", "40", "--data.num_clients", "60"]
+    assert main([*DIGITS, *server, "--data.min_size", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[4].split()[:4] == ["server", "40", "40", "10"]
+    assert sum(int(line.split()[1]) for line in lines[4:65]) == 1437 == int(lines[65].split()[1])
 
 
 def test_a_new_split_shows_its_own_images(capsys: Any) -> None:

@@ -84,12 +84,6 @@ def test_a_narrow_terminal_shows_every_name_in_full(tmp_path, every_run):
     assert "…" not in text and max(map(len, text.splitlines())) <= 80
 
 
-def test_nothing_begun_is_no_second_table(tmp_path):
-    _, line, *totals = said(planned(tmp_path), every_run=False)
-    assert line.split() == ["4/A/low", "1", "MISSING"]
-    assert totals[:2] == ["1 MISSING", "1 run, 4 rounds; 4 rounds are left"]
-
-
 @pytest.mark.parametrize(("report", "value"), [("best", "60.00"), ("last", "30.00"), ("last_k_mean", "40.00")])
 def test_the_accuracy_is_the_reading_that_tables_report_and_is_named(tmp_path, report, value):
     one = planned(tmp_path, report)
@@ -106,13 +100,6 @@ def test_the_averaged_model_has_an_accuracy_at_the_end_only(tmp_path):
     lines = said(one, half)
     assert "acc (averaged)" in lines[0]
     assert lines[1].split()[3:5] == ["4/4", "71.00"] and lines[2].split()[3:5] == ["3/4", "4/A/low"]
-
-
-def test_an_unfinished_run_shows_the_reading_so_far(tmp_path):
-    one, none = planned(tmp_path), planned(tmp_path, seed=2)
-    run(one, rounds=3)
-    lines = said(one, none)
-    assert lines[1].split()[3:5] == ["3/4", "60.00"] and lines[2].split()[3:5] == ["0/4", "4/A/low"]
 
 
 def test_totals_say_what_is_left_and_how_long_it_takes(tmp_path):
