@@ -24,7 +24,7 @@ ROOMS = {
     "suites": (*BASE, "runs"),
     "contract": RUNS,
     "launch": RUNS,
-    "report": (*BASE, "runs", "suites"),
+    "report": ("config", "runs", "suites"),
     "api": (*RUNS, "suites", "launch", "report"),
     "board": (*RUNS, "suites", "launch", "report"),
     "commands": (*RUNS, "suites", "launch", "report", "board"),

@@ -200,7 +200,7 @@ def latex(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
         read = f"{ACCURACY[suite.report][0]} in percent, mean ± half-width of the 95 % t interval (seeds). {LATEX_READ}"
         about = [f"{one.table.title}, {one.dataset}", read, *(text.replace("**", "") for text in told)]
         parts.append(latex_table(about, *_lines(one, brief=True)))
-    return "\n".join(parts) + "\n"
+    return "\n".join([*parts, ""])
 
 
 def drawn(found: Sequence[Setting]) -> pd.DataFrame:

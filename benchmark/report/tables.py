@@ -98,8 +98,7 @@ def write(suite: Suite, scale: str, pages: Sequence["Page"], results: Path) -> l
     texts = {
         ".md": "\n".join([markdown(f"# {suite.title}") + "\n", *(page.markdown for page in pages)]),
         ".csv": csv_text(whole),
-        ".tex": "\n".join([r"% Made from records; needs \usepackage{booktabs}.", *(page.latex for page in pages)])
-        + "\n",
+        ".tex": "\n".join([r"% Made from records; needs \usepackage{booktabs}.", *(page.latex for page in pages), ""]),
     }
     return write_changed({file.with_name(file.name + suffix): text for suffix, text in texts.items()})
 

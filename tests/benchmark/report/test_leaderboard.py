@@ -180,17 +180,6 @@ def test_a_board_without_all_of_its_seeds_is_interim(made):
     assert "3 to 4 of the 4 seeds" in told and told in leaderboard.page(suite, plan, [first, second])
 
 
-def test_a_setting_says_what_it_resolves(made):
-    """The median of two half-widths is their mean; bounds, which swing less, are not among them."""
-    suite, plan, found = made
-    half = found[0].lines.loc[["good", "bad"], "simultaneous_ci95"]
-    assert found[0].resolution == pytest.approx(half.mean())
-    assert (found[0].lines["resolution"] == found[0].resolution).all()
-    page = leaderboard.page(suite, plan, found)
-    assert page.count("Resolution: ") == 2 and f"Resolution: {half.mean():.2f} points" in page
-    assert "not resolved, which does not mean that rows are equal" in page
-
-
 @pytest.fixture
 def rising(made):
     """As ``made``, but ``bad`` is clearly below and the runs of some methods rise over their last quarter."""
@@ -362,22 +351,6 @@ def test_a_table_whose_reference_is_not_run_is_not_compared(made, why):
     assert page.count("What it costs") == 1
 
 
-@pytest.mark.parametrize(
-    ("report", "read", "goal"),
-    [
-        ("last", "Accuracy of the last round in percent, mean ±", "the reference's mean final accuracy;"),
-        ("last_k_mean", "Accuracy, mean of the last rounds, in percent", "mean accuracy of the last rounds;"),
-        ("averaged", "Accuracy of the averaged model of the last rounds in percent", "accuracy of the last rounds;"),
-    ],
-)
-def test_the_page_says_which_accuracy_it_compares(made, report, read, goal):
-    suite, plan, found = made
-    suite.report = report
-    page = leaderboard.page(suite, plan, found)
-    assert read in page and goal in page
-    assert ("nothing is compared by it" in page) == (report != "last_k_mean")
-
-
 def test_the_averaged_model_is_compared_and_costs_are_counted_to_what_rounds_reach(made):
     """Its accuracy is above that of every round, so that no round would reach the reference's."""
     suite, plan, _ = made
@@ -389,15 +362,6 @@ def test_the_averaged_model_is_compared_and_costs_are_counted_to_what_rounds_rea
     first, *_ = leaderboard.settings(suite, plan)
     assert first.lines.loc["base", "mean"] == pytest.approx(ACCURACY["base"] + sum(ROUGH) / 4 + 5.0)
     assert first.lines.loc["base", "goal"] == pytest.approx(ACCURACY["base"] + sum(ROUGH) / 4 - 0.5)
-
-
-def test_as_data(made):
-    *_, found = made
-    whole, pairs = leaderboard.frame(found), leaderboard.pairs(found)
-    assert list(whole.columns[:3]) == ["setting", "dataset", "method"] and len(whole) == 8
-    assert list(pairs) == ["setting", "dataset", "a", "b", "probability_a_above_b"]
-    own = pairs[(pairs["dataset"] == "A") & (pairs["a"] == "good")].set_index("b")["probability_a_above_b"]
-    assert dict(own) == {"bound": 0.0, "base": 1.0, "bad": 1.0}
 
 
 def test_latex_is_bold_where_the_page_is(made):

@@ -80,12 +80,6 @@ def test_unknown_columns(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.png"))
 
 
-def test_a_run_without_the_axis_is_not_drawn(tmp_path: Path, drawn: list[Any]) -> None:
-    draw(ROWS, ["acc"], tmp_path / "curves.png", "seconds")
-    (panel,) = drawn[0].axes
-    assert [line.get_label() for line in panel.lines] == ["one"]
-
-
 def test_rows_without_a_column_leave_a_gap(tmp_path: Path, drawn: list[Any]) -> None:
     rows: list[dict[str, Any]] = [{"round": r, "acc": 1.0, "loss": 1.0} for r in range(20)]
     rows[5], rows[7]["loss"] = {"round": 5, "acc": 1.0}, None
@@ -103,25 +97,6 @@ def test_seeds_are_averaged_over_the_rounds_that_all_have(tmp_path: Path, drawn:
     assert acc.lines[0].get_xydata().tolist() == [[0, 12], [1, 20]]
     assert acc.collections[0].get_paths()[0].vertices[:, 1].max() == 20 and len(acc.collections) == 1
     assert np.isnan(loss.lines[0].get_ydata()).tolist() == [True, False]
-
-
-@pytest.mark.parametrize("rounds", [1, 5, 30])
-def test_few_rows_are_marked_and_rounds_are_whole(tmp_path: Path, drawn: list[Any], rounds: int) -> None:
-    """One evaluated round shows as a point."""
-    draw({"a": [{"round": r, "acc": 1.0 * r} for r in range(rounds)]}, ["acc"], tmp_path / "few.png")
-    (panel,) = drawn[0].axes
-    low, high = panel.get_xlim()
-    ticks = [tick for tick in panel.get_xticks() if low <= tick <= high]
-    assert ticks and all(tick == round(tick) for tick in ticks)
-    assert {line.get_marker() for line in panel.lines} == ({"o"} if rounds < 30 else {"None"})
-
-
-def test_many_runs_look_different(tmp_path: Path, drawn: list[Any]) -> None:
-    """Styles of lines cycle where colours repeat; the legend lies below the panel."""
-    draw({f"a rather long name {k}": ROWS["one"] for k in range(25)}, ["acc"], tmp_path / "runs.png")
-    figure, panel = drawn[0], drawn[0].axes[0]
-    assert len({(line.get_color(), line.get_linestyle()) for line in panel.lines}) == 25
-    assert figure.legends[0].get_window_extent().y1 < panel.get_tightbbox().y0
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def test_the_options_and_the_seed_that_drew_the_partition_are_shown(capsys: Any)
     [
         ([*DIGITS, "--seed", "5"], "--seed 5: has no effect, since data.partition_seed is 1337; add --data."),
         ([*OF_THE_RUN, "--seed", "-1"], "partition_seed is -1"),
-        ([*DIGITS, "--export", "/nonexistent/x"], "/nonexistent/x: No such file or directory"),
+        ([*DIGITS, "--export", "/nonexistent/x"], "No such file or directory; is the folder there"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(capsys: Any, arguments: list[str], message: str) -> None:
