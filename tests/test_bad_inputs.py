@@ -74,7 +74,7 @@ OPTIONS = {
     "--report first": "--report first: expected best or last",
     "--devices 9999": "--devices 9999",
     "--num_nodes 2": "nothing has started this process on each of them",
-    "--accelerator gpux": "unknown accelerator 'gpux'; did you mean 'gpu'?",
+    "--accelerator gpux": "accelerator='gpux'",
     "--logger comet": "unknown logger 'comet'",
     "--callbacks nowhere.Mine": "--callbacks nowhere.Mine",
     "--roster.participants 99": "choose 1..3",
