@@ -1,7 +1,7 @@
 """``describe``: a partition drawn, exported, imported."""
 
 from benchmark.cli import main
-from datamodules.io.sources import digits
+from datamodules.digits import Digits
 from datamodules.partition.partition import Partition
 
 
@@ -9,7 +9,7 @@ def test_describe_draws_exports_and_imports(here, capsys):
     arguments = ["describe", "--data", "digits", "--data.beta", "0.3", "--data.num_clients", "4"]
     assert main([*arguments, "--export", "part.json", "--plot", "part.png"]) == 0
     out = capsys.readouterr().out
-    saved = Partition.load("part.json", digits().train_labels)
+    saved = Partition.load("part.json", Digits().read().train_labels)
     assert saved.hash in out and saved.num_clients == 4 and "1437" in out
     assert (here / "part.png").read_bytes().startswith(b"\x89PNG") and (here / "part.png").stat().st_size > 10_000
     again = ["describe", "--data", "digits", "--data.partition_file", "part.json"]

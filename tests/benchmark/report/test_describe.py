@@ -9,7 +9,7 @@ import pytest
 from benchmark.cli import main
 from benchmark.config import RunConfig
 from benchmark.report.describe import heat_map
-from datamodules.io.sources import digits
+from datamodules.digits import Digits
 from datamodules.partition.partition import Partition
 from federations import make_data
 
@@ -75,7 +75,7 @@ def test_the_title_says_how_images_are_spread(options: list[str], told: str, cap
 def test_an_export_may_have_any_name(tmp_path: Path, capsys: Any) -> None:
     """Its suffix says nothing."""
     assert main([*DIGITS, "--export", str(tmp_path / "part")]) == 0
-    assert Partition.load(tmp_path / "part", digits().train_labels).hash == first_and_hash(capsys)[1]
+    assert Partition.load(tmp_path / "part", Digits().read().train_labels).hash == first_and_hash(capsys)[1]
 
 
 @pytest.mark.parametrize(("clients", "labels"), [(40, 40), (41, 21), (1000, 40)])
