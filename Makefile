@@ -12,6 +12,7 @@ SEEDS ?=
 ARGS ?=
 
 COMMA := ,
+DEFAULT := $(filter rscfed/quick/ rscfed/quick/1,$(PAPER)/$(SCALE)/$(TABLES)$(METHODS)$(SEEDS)$(ARGS))
 BIN := .venv/bin
 STAMP := .venv/.installed
 CODE := benchmark methods datamodules tests docs
@@ -45,7 +46,8 @@ format: $(STAMP) ## fix style and formatting in place
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench-table1: $(STAMP) ## run what the tables of a paper still lack, then print and write them: ALL tables, or only TABLES=1 (PAPER=rscfed SCALE=quick TABLES= METHODS= SEEDS= JOBS= DATA_DIR= ARGS=)
+bench-table1: $(STAMP) ## run what the tables of a paper still lack, then print and write them: ALL tables, or only TABLES=1 (PAPER=rscfed SCALE=quick TABLES= METHODS= SEEDS= JOBS= DATA_DIR= ARGS=); by default after a table of what unlabelled images are worth
+	$(if $(DEFAULT),$(BIN)/python -m benchmark table --paper digits $(if $(JOBS),--jobs $(JOBS)))
 	$(BIN)/python -m benchmark table --paper $(PAPER) --scale $(SCALE) $(if $(TABLES),--tables $(TABLES)) \
 		$(if $(METHODS),--methods $(METHODS)) $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data_dir $(DATA_DIR)) $(ARGS)

@@ -24,9 +24,9 @@ from benchmark.federation.assembly import assemble, make, make_data, make_method
 from benchmark.federation.loop import Federation
 from benchmark.federation.metrics import classification_metrics
 from benchmark.federation.scaling import fabric_precision
+from benchmark.launch.run import fit as fit_on_disk
 from benchmark.registry import KINDS, is_importable, one_line, path_of, register_local
 from benchmark.report import release
-from benchmark.run import fit as fit_on_disk
 from benchmark.runs.environment import free_threads
 from benchmark.runs.exported import INPUT, WEIGHTS, Exported, read_exported, read_weights
 from benchmark.runs.loggers import callbacks

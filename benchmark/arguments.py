@@ -12,10 +12,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import docstring_parser
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 
-from benchmark.files import read_value
 from benchmark.registry import KINDS, ClassSpec, find_class, one_line, unknown
 from datamodules.common.errors import BenchError, ConfigError
 from datamodules.common.plugins import place
+from datamodules.common.yaml import read_value
 
 ELSEWHERE = {"model": "--model", "data_dir": "--data_dir", "run_seed": "--seed"}
 """Arguments that the run supplies, and the option of ``fit`` that sets each of them."""

@@ -27,13 +27,13 @@ from benchmark.commands import (
     verify,
 )
 from benchmark.commands.common import MAPPINGS, same_command
-from benchmark.console import printable
-from benchmark.files import read_value
 from benchmark.launch.launchers import check_left_over
 from benchmark.launch.signals import STOPPED, stoppable
 from benchmark.registry import KINDS, find_class, known_names, one_line
 from benchmark.runs.code_identity import code_version, package_version
+from benchmark.runs.console import printable
 from datamodules.common.errors import BenchError, ConfigError, Stopped
+from datamodules.common.yaml import read_value
 
 MODULES: dict[str, Any] = {
     "fit": fit,

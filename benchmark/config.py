@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmark.arguments import converted, resolved
-from benchmark.files import dump_yaml, load_yaml
 from benchmark.registry import KINDS, ClassSpec, find_class, imported, one_line, path_of, unknown
 from datamodules.common.errors import ConfigError
 from datamodules.common.precision import check_precision
+from datamodules.common.yaml import dump_yaml, load_yaml
 
 SCALES = ("quick", "board", "laptop", "small", "lite", "paper", "custom")
 READINGS = ("best", "last", "last_k_mean", "averaged")
@@ -112,7 +112,7 @@ class RunConfig:
             error, ``skip`` leaves the update out of the aggregate and counts it (``skipped``).
         sums: how clients' models are averaged: ``ordered`` sends all of them to every process, which adds them up in
             the order of the clients; ``by_rank`` adds them up in this order where they were trained, and sends only
-            the sums. The results differ by rounding (docs/scale.md).
+            the sums. The results differ by rounding (docs/performance.md).
         runtime: where and how to run.
     """
 

@@ -82,13 +82,12 @@ class FedMethod(L.LightningModule):
     no_loss_scaling: str = ""
     """Why a step cannot be taken with a scaled loss, as ``16-mixed`` does, in words; empty: it can."""
 
-    uploads_needed: ClassVar[str] = "sum"
+    uploads_needed: ClassVar[str] = "mean"
     """What ``aggregate`` and ``remember`` need of the uploads' tensors. With ``sums=by_rank`` they get no more.
 
-    ``each``: those of single clients, to compare or to keep. ``mean``: their ``weighted_mean`` by ``weights``. ``sum``:
-    likewise, and the weight of an upload depends on that upload alone, so that it is added up as soon as it comes.
-    ``stats`` and ``weight`` of every upload are there in any case. A class that overrides ``aggregate`` or ``remember``
-    needs ``each``, and one that overrides ``weights`` the ``mean``, unless it says otherwise itself.
+    ``each``: those of single clients, to compare or to keep. ``mean``: their ``weighted_mean``. ``stats`` and
+    ``weight`` of every upload are there in any case. A class that overrides ``aggregate`` or ``remember`` needs
+    ``each`` unless it says otherwise itself.
     """
 
     uses_validation: bool = False

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
 from methods.base import Batch, LocalWork, Pass, Site, Stream, Upload, Visit
-from methods.parts.labelled_share import LabelledShare
-from methods.parts.residual import LabelledClients, residual_connection
+from methods.parts.labelled_clients import LabelledClients, LabelledShare, residual_connection
 from methods.parts.tensors import one_hot
 
 

@@ -1,6 +1,6 @@
 """Fed-Consist: mean-teacher consistency on unlabelled clients, a baseline of the RSCFed paper."""
 
-from methods.parts.labelled_share import LabelledShare
+from methods.parts.labelled_clients import LabelledShare
 from methods.parts.mean_teacher import SharpenedTeacher
 
 

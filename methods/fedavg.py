@@ -6,8 +6,8 @@ from typing import Any, Literal
 from torch import nn
 
 from methods.base import Upload
-from methods.parts.residual import LabelledClients
-from methods.parts.server_momentum import ServerMomentum
+from methods.parts.labelled_clients import LabelledClients
+from methods.parts.server import ServerMomentum
 
 
 class FedAvg(LabelledClients, ServerMomentum):
@@ -32,7 +32,6 @@ class FedAvg(LabelledClients, ServerMomentum):
     """
 
     scopes = {**ServerMomentum.scopes, **LabelledClients.scopes}
-    uploads_needed = "sum"
 
     def __init__(
         self,

@@ -9,13 +9,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from methods.base import Batch, LocalWork, Pass, Site, StepNumber
-from methods.parts.labels_at_server import LabelsAtServer
-from methods.parts.server_momentum import ServerMomentum
-from methods.parts.static_norms import StaticNorms
+from methods.parts.server import LabelsAtServer, ServerMomentum
 from methods.parts.tensors import divergence, ema_update, exponential_ramp, wide
 
 
-class FedCon(LabelsAtServer, StaticNorms, ServerMomentum):
+class FedCon(LabelsAtServer, ServerMomentum):
     """Federated contrastive learning with a consistency term (Long et al., 2021, arXiv 2109.04533).
 
     Only the backbone is exchanged, with its batch-norm statistics. A client learns without labels or pseudo-labels,

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from methods.base import Batch, Site, Stream, Upload
 from methods.fixmatch import FixMatch, has_batches
-from methods.parts.dpl import app_u
-from methods.parts.static_norms import NormChoices
+from methods.parts.server import NormChoices
+from methods.parts.tensors import app_u
 
 ITERATIONS = 100
 

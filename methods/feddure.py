@@ -15,7 +15,7 @@ from torch.func import functional_call
 from datamodules.common.errors import RunError
 from methods.base import Batch, Scope
 from methods.local_ssl import LocalSSL
-from methods.parts.supervised_first import SupervisedFirst
+from methods.parts.joint_steps import SupervisedFirst
 from methods.parts.tensors import one_hot
 
 make_dual: Callable[..., Tensor] = forward_ad.make_dual

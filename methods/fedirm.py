@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from methods.base import Batch, Site, StepNumber, Upload, Visit
 from methods.models.backbone import DropsUnits
-from methods.parts.labelled_share import LabelledShare
+from methods.parts.labelled_clients import LabelledShare
 from methods.parts.mean_teacher import MeanTeacher
 from methods.parts.tensors import exponential_ramp, one_hot, wide
 

@@ -11,20 +11,26 @@ from torch.nn.modules.conv import _ConvNd
 
 from datamodules.base import SiteData
 from methods.base import Batch, LocalWork, Pass, Site, Stream, Upload, Visit
-from methods.parts.additive import decompose, pairs, psi_names, psi_penalties
-from methods.parts.dpl import debias
+from methods.parts.additive import (
+    decompose,
+    differs,
+    flat,
+    pairs,
+    psi_names,
+    psi_penalties,
+    sparse,
+    sparse_bytes,
+    unflat,
+)
 from methods.parts.helpers import Helpers
-from methods.parts.labels_at_server import LabelsAtServer
-from methods.parts.server_momentum import ServerMomentum, resting_copy
-from methods.parts.sparse import differs, flat, sparse, sparse_bytes, unflat
-from methods.parts.static_norms import StaticNorms
-from methods.parts.tensors import masked_mean, one_hot, wide
+from methods.parts.server import LabelsAtServer, ServerMomentum, resting_copy
+from methods.parts.tensors import debias, masked_mean, one_hot, wide
 
 PSI_SCALE = 0.2  # what psi is of sigma at first
 LAMBDA_I = LAMBDA_A = 0.01
 
 
-class FedMatch(LabelsAtServer, StaticNorms, Helpers, ServerMomentum):
+class FedMatch(LabelsAtServer, Helpers, ServerMomentum):
     """Inter-client consistency and disjoint learning (Jeong et al., ICLR 2021), labels at the server or at the clients.
 
     Every weight is a sum ``theta = sigma + psi``. Labels train sigma alone, with ``lambda_s CE(y, p(x))``. Unlabelled
@@ -125,8 +131,8 @@ class FedMatch(LabelsAtServer, StaticNorms, Helpers, ServerMomentum):
         return {name: self.model.get_parameter(name) for name in self.psi_names}
 
     def sigma(self) -> dict[str, nn.Parameter]:
-        """Return what labels train, by name: the parts sigma and all parameters that are not decomposed."""
-        return {name: p for name, p in self.model.named_parameters() if name not in self.psi_names}
+        """Return what labels train, by name: the parts sigma and all parameters that are neither psi nor frozen."""
+        return {n: p for n, p in self.model.named_parameters() if n not in self.psi_names and p.requires_grad}
 
     def configure_optimizers(self) -> Any:
         """Return one optimiser for sigma and one for psi."""
@@ -235,7 +241,7 @@ class FedMatch(LabelsAtServer, StaticNorms, Helpers, ServerMomentum):
         upload = super().make_upload(client)
         if upload is None:
             return None
-        weights = {f"model.{name}" for name, _ in self.model.named_parameters()}
+        weights = {f"model.{name}" for name, _ in self.model.named_parameters()} & upload.tensors.keys()
         sent = {}
         for name, value in upload.tensors.items():
             held, delta = self.held_by_server[name], self.hparams.delta if name in weights else 0.0

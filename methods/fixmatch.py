@@ -8,14 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.base import Batch, LocalWork, Pass, Scope, Site, Stream
-from methods.parts.dpl import debias
-from methods.parts.labels_at_server import LabelsAtServer
-from methods.parts.server_momentum import ServerMomentum
-from methods.parts.static_norms import StaticNorms
-from methods.parts.tensors import masked_mean
+from methods.parts.server import LabelsAtServer, ServerMomentum
+from methods.parts.tensors import debias, masked_mean
 
 
-class FixMatch(LabelsAtServer, StaticNorms, ServerMomentum):
+class FixMatch(LabelsAtServer, ServerMomentum):
     """Federated FixMatch (Sohn et al., NeurIPS 2020), the baseline of (FL)2 (NeurIPS 2024, Table 2) and FedDB.
 
     Once per visit a client labels weak views of its images with the received model, in blocks of ``eval_batch``, and

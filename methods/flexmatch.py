@@ -1,7 +1,7 @@
 """FlexMatch at clients: class-wise thresholds that follow what each client has learnt of each class."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,6 @@ class FlexMatch(JointSteps):
 
     scopes = {**JointSteps.scopes, "status": "personal", "beta": "personal"}
     contract_args = {**JointSteps.contract_args, "lr": 0.002}  # at first every pseudo-label counts
-    warm_up: ClassVar[bool] = True
     status: Tensor
     beta: Tensor
     unlabelled = StepNumber()
@@ -68,24 +67,20 @@ class FlexMatch(JointSteps):
         index, sure = samples["index"], confidence >= self.hparams.threshold
         self.status[index] = torch.where(sure, labels.to(self.status.dtype), self.status[index])
         counts = one_hot(self.status, len(self.beta)).sum(dim=0)
-        self.beta.copy_(learning_status(counts, self.unlabelled, self.beta, self.warm_up))
+        self.beta.copy_(learning_status(counts, self.unlabelled, self.beta))
         return one_hot(labels, local.shape[1]).to(local.dtype), mask
 
 
-def learning_status(counts: Tensor, images: Tensor | float, before: Tensor, warm_up: bool = True) -> Tensor:
-    """beta ``[C]``: how far each class is learnt (FlexMatch, Eqs. 6, 11).
+def learning_status(counts: Tensor, images: Tensor | float, before: Tensor) -> Tensor:
+    """beta ``[C]``: how far each class is learnt (FlexMatch, Eqs. 6, 11); the images of no class count like one class.
 
     Args:
         counts: sigma ``[C]``, images whose last sure prediction is of the class.
         images: number of all images.
         before: beta so far, kept while all images are of one class, or all of none.
-        warm_up: the images of no class count like one class.
     """
-    most, unmet = counts.max(), images - counts.sum()
-    rests = torch.maximum(most, unmet) >= images
-    if warm_up:
-        most = torch.maximum(most, unmet)
-    return torch.where(rests, before, counts / most.clamp_min(1))
+    most = torch.maximum(counts.max(), images - counts.sum())
+    return torch.where(most >= images, before, counts / most.clamp_min(1))
 
 
 def flexible(threshold: float, beta: Tensor) -> Tensor:

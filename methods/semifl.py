@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from methods.base import Batch, LocalWork, Site, StepNumber, Stream, Upload
 from methods.fixmatch import FixMatch, has_batches
-from methods.parts.static_norms import NormChoices
+from methods.parts.server import NormChoices
 
 ALPHA = 0.75
 

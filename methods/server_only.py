@@ -5,12 +5,10 @@ from torch import Tensor
 
 from datamodules.partition.roster import Roster
 from methods.base import Batch
-from methods.parts.labels_at_server import LabelsAtServer
-from methods.parts.round_schedule import RoundSchedule
-from methods.parts.static_norms import StaticNorms
+from methods.parts.server import LabelsAtServer, RoundSchedule
 
 
-class ServerOnly(LabelsAtServer, StaticNorms, RoundSchedule):
+class ServerOnly(LabelsAtServer, RoundSchedule):
     """Only the server's steps of (FL)2 (NeurIPS 2024) and SemiFL: the baseline without communication.
 
     | hyperparameter | paper | released code | here |

@@ -7,9 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.federation.fit import Fit
-from benchmark.federation.optimizers import OptimizerStates, kept_states
-from benchmark.federation.trainer import VisitTrainer
+from benchmark.federation.fit import Fit, OptimizerStates, kept_states
 from federations import sums_of
 from methods.base import Batch, FedMethod
 from methods.models.backbone import Backbone, LinearHead
@@ -41,27 +39,27 @@ def own_name(name: str) -> str:
     return name if name.startswith(("feat_proj", "proxy_proj")) else f"model.{name.replace('classifier', 'head')}"
 
 
-def start(method: FedMethod, case: dict[str, Any]) -> None:
-    """Load the initial weights of a case into a method."""
-    method.load_tensors({own_name(name): precise(value) for name, value in case["inputs"]["start_state"].items()})
-
-
-def visits(method: FedMethod, case: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
-    """Run both visits with one optimiser state; yield the released results and momentum buffers by our names."""
+def visits(method: FedMethod, case: dict[str, Any], tolerance: float) -> Iterator[dict[str, Any]]:
+    """Run both visits with one optimiser state; compare weights, buffers and momentum; yield the released results."""
     states: OptimizerStates = []
+    close = {"rtol": 0.0, "atol": tolerance}
     for visit in case["visits"]:
-        start(method, case)
-        given = visit["inputs"]
+        method.load_tensors({own_name(name): precise(value) for name, value in case["inputs"]["start_state"].items()})
+        given, out = visit["inputs"], visit["outputs"]
         batches = list(batches_of(given))
         method.train()
         sums_of(method)
-        fit = Fit(method, states, VisitTrainer(method, max_epochs=given["epochs"]))
+        fit = Fit(method, states, given["epochs"])
         for _ in fit.run(given["epochs"], lambda _, batches=batches: batches):
             pass
         states = kept_states(method, fit.optimizers)
         names = {parameter: name for name, parameter in method.named_parameters()}
         found = {names[p]: own["momentum_buffer"] for one in fit.optimizers for p, own in one.state.items() if own}
-        yield visit["outputs"], found
+        for name, value in out["state"].items():
+            torch.testing.assert_close(method.registered()[own_name(name)].double(), precise(value), **close)
+        for name, value in out["momentum"].items():
+            torch.testing.assert_close(found[own_name(name)], precise(value), **close)
+        yield out
 
 
 def batches_of(given: dict[str, Any]) -> Iterator[Batch]:

@@ -30,7 +30,7 @@ from benchmark.federation.loop import Federation
 from benchmark.federation.site import ClientState, LocalSite, VisitResult
 from datamodules.base import Scenario
 from few_digits import FewDigits
-from methods.base import FedMethod, Tally, Visit
+from methods.base import FedMethod, Pass, Stream, Tally, Visit
 
 __all__ = [
     "NUM_CLIENTS",
@@ -44,7 +44,9 @@ __all__ = [
     "few_federation",
     "few_in",
     "fewest_data",
+    "fit_on",
     "half_trained",
+    "images",
     "make_data",
     "make_federation",
     "make_method",
@@ -199,3 +201,19 @@ def sums_of(method: FedMethod) -> Tally:
 def visited(federation: Federation, visit: Visit, state: ClientState | None = None) -> tuple[VisitResult, ClientState]:
     """One visit by the federation's engine: what came of it, and what the client keeps."""
     return federation.engine.run_visit(visit, federation.engine.send(visit, federation.server), state)
+
+
+def images(count: int = 6, seed: int = 1) -> Tensor:
+    """Random images of 16 pixels, in double precision."""
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 3, 16, 16, generator=g, dtype=torch.float64)
+
+
+def fit_on(run: Federation, client: int, fields: dict[str, Tensor], **visit: Any) -> None:
+    """One step of a client on these fields without labels, or of the server (-1) on these with labels."""
+    data = run.data.server if client < 0 else run.data.client(client)
+    run.engine.seats[0].attach(Visit(client=client, size=data.size, **visit))
+    index = torch.cat([data.labelled, data.unlabelled])[: len(fields["x"])]  # the fields bring the images themselves
+    walk = Stream(index, len(index), {}, fields, shuffle=False)
+    site = LocalSite(run.method, run.engine.context, data, run.method.visit, [])
+    site.fit([Pass({"labelled" if client < 0 else "unlabelled": walk})])

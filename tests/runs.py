@@ -10,7 +10,7 @@ import torch
 
 from benchmark.config import Run, RunConfig, apply, from_dict
 from benchmark.federation.loop import Federation
-from benchmark.run import fit
+from benchmark.launch.run import fit
 from benchmark.runs.records import read_record, read_rows, without_clock
 
 ROOT = Path(__file__).resolve().parents[1]

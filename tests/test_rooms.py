@@ -13,27 +13,24 @@ from benchmark.registry import KINDS, own_names
 ROOT = Path(__file__).resolve().parents[1]
 LOWER = {"datamodules": (), "methods": ("datamodules",), "benchmark": ("datamodules", "methods")}
 
-BASE = ("files", "registry", "arguments", "config", "console")
+BASE = ("registry", "arguments", "config")
 RUNS = (*BASE, "federation", "runs")
 ROOMS = {
-    "files": (),
-    "registry": ("files",),
-    "arguments": ("files", "registry"),
-    "config": ("files", "registry", "arguments"),
-    "console": (),
+    "registry": (),
+    "arguments": ("registry",),
+    "config": ("registry", "arguments"),
     "federation": BASE,
     "runs": (*BASE, "federation"),
     "suites": (*BASE, "runs"),
     "contract": RUNS,
-    "launch": (*RUNS, "suites"),
-    "report": (*BASE, "runs", "suites"),
-    "run": (*RUNS, "launch"),
-    "api": (*RUNS, "suites", "report", "run"),
-    "board": (*RUNS, "suites", "launch", "report", "run"),
-    "commands": (*RUNS, "suites", "launch", "report", "run", "board"),
+    "launch": RUNS,
+    "report": ("config", "runs", "suites"),
+    "api": (*RUNS, "suites", "launch", "report"),
+    "board": (*RUNS, "suites", "launch", "report"),
+    "commands": (*RUNS, "suites", "launch", "report", "board"),
     "cli": (*RUNS, "launch", "commands"),
     "__main__": ("cli",),
-    "perf": (*RUNS, "suites", "contract", "launch", "run", "api"),
+    "perf": (*RUNS, "suites", "contract", "launch", "api"),
 }
 """Folders and single files of ``benchmark/``, from the bottom to the top, each with what it may import."""
 
@@ -132,4 +129,4 @@ def test_a_listing_names_what_can_be_run(slot: str, folder: str) -> None:
 def test_the_command_line_lies_on_top() -> None:
     """What leads from the command line to one run, and the rooms behind it."""
     files = {file.stem for file in (ROOT / "benchmark").glob("*.py")}
-    assert files == {"__init__", "__main__", "api", "arguments", "cli", "config", "console", "files", "registry", "run"}
+    assert files == {"__init__", "__main__", "api", "arguments", "cli", "config", "registry"}

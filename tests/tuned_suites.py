@@ -55,7 +55,7 @@ def made_up(monkeypatch, accuracy):
             raise RunError("lost")
         return completed(run, given, test_images=100)
 
-    monkeypatch.setattr("benchmark.run.fit", fit)
+    monkeypatch.setattr("benchmark.launch.run.fit", fit)
     return ran
 
 

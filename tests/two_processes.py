@@ -18,7 +18,9 @@ from benchmark.federation.collectives import wait_for_all
 def forks() -> BaseContext:
     """Where such processes come from; a fresh one would import for longer than most tests run."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmark.run", "benchmark.cli", "methods.fed_consist", "datamodules.digits"])
+    context.set_forkserver_preload(
+        ["benchmark.launch.run", "benchmark.cli", "methods.fed_consist", "datamodules.digits"]
+    )
     return context
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 from benchmark.board.checking import unfair
 from benchmark.config import Runtime
-from benchmark.files import dump_yaml, read_yaml, write_atomic
 from benchmark.registry import KINDS, find_class
 from benchmark.report.settings import Setting
 from benchmark.report.statistics import interval
 from benchmark.suites.plan import Row
 from benchmark.suites.suite import Suite, extend, load
 from datamodules.common.errors import ConfigError
+from datamodules.common.files import write_atomic
+from datamodules.common.yaml import dump_yaml, read_yaml
 
 
 def beside_best(one: Setting, method: str) -> str:

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import sys
 import textwrap
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -14,7 +13,6 @@ from jsonargparse import ArgumentParser, Namespace
 from benchmark.arguments import described, parameters, type_in_words
 from benchmark.config import Run, Runtime
 from benchmark.registry import KINDS, find_class, known_names
-from benchmark.runs.environment import gpu_name, slow_precision
 from benchmark.runs.records import Record
 from datamodules.common.errors import ConfigError
 
@@ -125,7 +123,7 @@ def check_startable(runs: Iterable[Run]) -> None:
     Raises:
         BenchError: an option of the machine cannot be met, data are missing, or a value is wrong.
     """
-    from benchmark.run import check
+    from benchmark.launch.run import check
 
     for run in {run.config.data.class_path: run for run in runs}.values():  # one for each data set
         check(run)
@@ -181,13 +179,6 @@ def listed(text: str | None, option: str, known: Container[str] = ()) -> list[st
     if not found:
         raise ConfigError(f"{option} {text}: there is nothing between the commas")
     return found
-
-
-def warn_of_slow_precision(precision: str, accelerator: str) -> None:
-    """Print a warning if the precision makes runs slower on this machine."""
-    warning = slow_precision(precision)
-    if warning and gpu_name(accelerator) is None:
-        print(f"warning: {warning}", file=sys.stderr)
 
 
 def require(slot: str, values: Mapping[str, Any]) -> None:

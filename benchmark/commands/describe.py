@@ -4,13 +4,21 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
+from benchmark.arguments import build
 from benchmark.commands.common import asked_help, require
 from benchmark.config import apply, class_spec
+from datamodules.common.errors import ConfigError
 
 ABOUT = (
-    "Print and draw how a data set is split over clients. Options of the data set are given with a dot: "
-    "--data.beta 0.8. `--data.help NAME` lists them."
+    "Print how a data set is split over clients. Options of the data set are given with a dot: --data.beta 0.8. "
+    "`--data.help NAME` lists them."
 )
+DRAWN = (
+    *("partition_file", "clients_in", "num_clients", "scenario", "partition", "partition_variant", "beta"),
+    *("labelled_partition", "labelled_min_per_class", "partition_stream"),
+)
+"""Options of a data set that say how it is split."""
+FEW = 12  # classes that have a column of their own
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -21,7 +29,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int | None, help="seed of the run, which draws the partition if data.partition_seed is null"
     )
-    parser.add_argument("--plot", type=text, help="draw clients and classes into this PNG file")
     parser.add_argument("--export", type=text, help="write the partition to this file, for --data.partition_file")
 
 
@@ -29,9 +36,52 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     """Run the command; returns its exit code."""
     if asked_help(dotted):
         return 0
-    from benchmark.report.describe import describe
-
     values = apply({}, {"data": options.data, **dotted})
     require("data", values)
-    describe(class_spec("data", values["data"]), options.data_dir, options.plot, options.export, options.seed)
+    spec, seed = class_spec("data", values["data"]), options.seed
+    data = build(spec, "data", data_dir=options.data_dir, **({} if seed is None else {"run_seed": seed}))
+    fixed = data.hparams.partition_seed
+    if seed is not None and fixed is not None:
+        raise ConfigError(
+            f"--seed {seed}: has no effect, since data.partition_seed is {fixed}; add --data.partition_seed null"
+        )
+    data.setup()
+    drawn = [f"{name}={data.hparams[name]}" for name in DRAWN if data.hparams.get(name)]
+    print(f"{spec.name}: {', '.join([*drawn, f'partition_seed={data.partition_seed}'])}\n")
+    print(_summary(data))
+    print(f"\n{data.about()}\npartition hash {data.partition.hash}")
+    if options.export:
+        data.export(options.export)
+        print(f"saved {options.export}")
     return 0
+
+
+def _summary(data: Any) -> str:
+    """One line per client: images, those with a label, number of classes, and counts per class.
+
+    Images whose class nobody knows have a column if there are any.
+    """
+    import numpy as np
+    import pandas as pd
+    from tabulate import tabulate
+
+    labelled, unlabelled = data.class_counts("labelled"), data.class_counts("unlabelled")
+    names, unknown = list(data.client_names), data.partition.unlabelled.lengths - unlabelled.sum(axis=1)
+    if len(data.partition.server):
+        held = np.bincount(data.server.labels, minlength=data.num_classes)
+        labelled, unlabelled = np.vstack([held, labelled]), np.vstack([held * 0, unlabelled])
+        names, unknown = ["server", *names], np.insert(unknown, 0, 0)
+    every = pd.DataFrame(labelled + unlabelled, index=names)
+    known = pd.Series(labelled.sum(axis=1), every.index)
+    every.loc["all"], known["all"] = every.sum(), known.sum()
+    table = pd.DataFrame({"images": every.sum(axis=1), "labelled": known, "classes": (every > 0).sum(axis=1)})
+    if every.shape[1] <= FEW:
+        table = table.join(every)
+    else:
+        own = every.where(every > 0)
+        spread = {"smallest class": own.min(axis=1), "median": own.median(axis=1), "largest": own.max(axis=1)}
+        table = table.assign(**spread).fillna(0).astype(int)
+    if unknown.any():
+        table["unknown"] = [*unknown, unknown.sum()]
+        table["images"] += table["unknown"]
+    return str(tabulate(table.rename_axis("client"), "keys", tablefmt="simple", stralign="right", numalign="right"))

@@ -7,8 +7,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmark.config import Run
-from benchmark.console import Console, duration
-from benchmark.report.cost import Part, measured_here, parts, summary
+from benchmark.report.status import Part, measured_here, parts, summary
+from benchmark.runs.console import Console, duration
 from benchmark.runs.environment import gpu_name
 
 

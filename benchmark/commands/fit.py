@@ -21,7 +21,6 @@ from benchmark.commands.common import (
     numbers,
     require,
     same_command,
-    warn_of_slow_precision,
 )
 from benchmark.config import (
     ROSTER,
@@ -35,11 +34,11 @@ from benchmark.config import (
     identity,
     with_pipeline,
 )
-from benchmark.files import read_yaml
 from benchmark.launch.signals import STOPPED, check_stopped
 from benchmark.registry import KINDS, find_class, imported, one_line
 from benchmark.suites.suite import load
 from datamodules.common.errors import BenchError, ConfigError, Stopped, message_of
+from datamodules.common.yaml import read_yaml
 
 ABOUT = f"Run one configuration, or finish it. {DOTTED} Several values, --method.lr 0.01,0.03, are run one by one."
 
@@ -95,7 +94,6 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     tell = rank_zero_only(print)
-    warn_of_slow_precision(runs[0].config.precision, runs[0].config.runtime.accelerator)
     if dry:
         from benchmark.commands.dry_run import show
         from benchmark.runs.states import state
@@ -109,7 +107,7 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         discard(run.folder for run in runs)
     again = same_command(overwrite)
     if len(runs) == 1:
-        from benchmark.run import fit
+        from benchmark.launch.run import fit
 
         code = _one(runs[0], tell, again, fit)
         if export and code == 0 and getattr(rank_zero_only, "rank", 0) == 0:
@@ -226,8 +224,8 @@ def _row(suite: str | None, row: str | None, path: str | None, scale: str | None
 
 def _several(named: Sequence[tuple[Mapping[str, str], Run]], tell: Any, again: str) -> int:
     """Make one run after the other, each in a process of its own; if one fails, the others still run."""
-    from benchmark import run as one_run
     from benchmark.launch import pool
+    from benchmark.launch import run as one_run
     from benchmark.launch.launchers import is_one_of_several
 
     carry_out = one_run.fit if is_one_of_several() else pool.in_own_process
@@ -299,7 +297,7 @@ def _check_points(made: Sequence[tuple[Mapping[str, str], Run]], startable: bool
         BenchError: a point cannot be built, or could not start; the message names its values.
     """
     from benchmark.federation.assembly import check_values
-    from benchmark.run import check
+    from benchmark.launch.run import check
 
     for point, run in made:
         try:

@@ -11,10 +11,10 @@ from typing import Any, Literal, get_args
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.console import printable
-from benchmark.files import read_yaml
 from benchmark.registry import KINDS, Kind
+from benchmark.runs.console import printable
 from benchmark.suites.suite import SUFFIX, SUITES, available
+from datamodules.common.yaml import read_yaml
 
 ABOUT = "List the methods, the data sets, the networks and the suites, each with the first line of its documentation."
 What = Literal["methods", "data", "models", "suites"]

@@ -19,17 +19,16 @@ from benchmark.commands.common import (
     numbers,
     runtime_of,
     same_command,
-    warn_of_slow_precision,
 )
 from benchmark.config import Run, Runtime
-from benchmark.console import printable
+from benchmark.runs.console import printable
 from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import Stopped
 from datamodules.common.precision import PRECISIONS
 
 if TYPE_CHECKING:
     from benchmark.launch.pool import RunOutcome
-    from benchmark.report.layout import Rendered
+    from benchmark.report.tables import Page
     from benchmark.suites.plan import Plan
 
 ABOUT = "Run whatever the tables of a paper still lack, then write the tables."
@@ -156,8 +155,6 @@ def _carried_out(missing: Sequence[Run], jobs: int, gpus: int) -> "list[RunOutco
     from benchmark.launch import pool
     from benchmark.launch.progress import Display, continuation
 
-    for precision in dict.fromkeys(run.config.precision for run in missing):
-        warn_of_slow_precision(precision, missing[0].config.runtime.accelerator)
     display = Display(len(missing))
     try:
         return pool.run_all(missing, jobs, gpus, display)
@@ -168,19 +165,23 @@ def _carried_out(missing: Sequence[Run], jobs: int, gpus: int) -> "list[RunOutco
         raise
 
 
-def _mirror(suite: Suite, runtime: Runtime, scale: str, name: str, plan: "Plan", pages: "Sequence[Rendered]") -> None:
+def _mirror(suite: Suite, runtime: Runtime, scale: str, name: str, plan: "Plan", pages: "Sequence[Page]") -> None:
     """Send tables to W&B; runs have sent their curves themselves."""
+    import pandas as pd
+
     from benchmark.report import leaderboard
-    from benchmark.report.differences import draw_differences, panels
-    from benchmark.report.formats import numeric
+    from benchmark.report.plots import draw_differences
     from benchmark.report.settings import settings
     from benchmark.runs.loggers import choose_mode, mirror_tables
 
     if choose_mode(runtime.wandb, scale) == "off":
         return
-    frames: dict[str, Any] = {page.number: numeric(page.frame, ("table", "runs")) for page in pages}
+    frames: dict[str, Any] = {}
+    for page in pages:
+        printed = page.frame.filter(["published", "spread"]).apply(pd.to_numeric, errors="coerce")
+        frames[page.number] = page.frame.assign(**printed)
     figures = {}
     if suite.ranked and (found := settings(suite, plan)):
         frames["leaderboard"] = leaderboard.frame(found)
-        figures["leaderboard"] = draw_differences(panels(suite, found))
+        figures["leaderboard"] = draw_differences(leaderboard.drawn(found))
     mirror_tables(runtime, scale, name, frames, figures)

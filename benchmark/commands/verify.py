@@ -4,7 +4,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.console import printable
+from benchmark.runs.console import printable
 
 ABOUT = (
     "Compare two runs: configuration, partition, data, status, every round and the averaged model. Exits with 0 if all "

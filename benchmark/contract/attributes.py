@@ -25,14 +25,9 @@ Values = dict[tuple[str, str], Any]
 """Copies of data, by the name of the owner (see ``owners``) and of its attribute."""
 
 
-def own_classes(cls: type) -> list[type]:
-    """The class and its bases, mixins among them, without ``FedMethod`` and its own bases."""
-    return [base for base in cls.__mro__ if base not in FedMethod.__mro__]
-
-
 def own_modules(cls: type) -> list[ModuleType]:
     """The Python modules of a method's classes, and the user's modules that they import."""
-    waiting = [base.__module__ for base in own_classes(cls)]
+    waiting = [base.__module__ for base in _own_classes(cls)]
     found: dict[str, ModuleType] = {}
     while waiting:
         name = waiting.pop()
@@ -52,9 +47,14 @@ def _is_installed(module: str) -> bool:
     return file is None or bool({"site-packages", "dist-packages"} & set(Path(file).parts))
 
 
+def _own_classes(cls: type) -> list[type]:
+    """The class and its bases, mixins among them, without ``FedMethod`` and its own bases."""
+    return [base for base in cls.__mro__ if base not in FedMethod.__mro__]
+
+
 def common_owners(cls: type) -> dict[str, Any]:
     """What all instances share: a method's classes and their Python modules, by dotted path."""
-    classes = {f"{one.__module__}.{one.__qualname__}": one for one in own_classes(cls)}
+    classes = {f"{one.__module__}.{one.__qualname__}": one for one in _own_classes(cls)}
     return classes | {one.__name__: one for one in own_modules(cls)}
 
 
@@ -83,20 +83,13 @@ def values_of(kept_by: Mapping[str, Any]) -> Values:
     """Copies of the data that these owners keep outside state dicts: buffers with ``persistent=False`` count."""
     found = {}
     for place, owner in kept_by.items():
-        values, known = dict(vars(owner)), _known_to(owner)
+        values = dict(vars(owner))
         if isinstance(owner, nn.Module):
             values |= {name: owner._buffers[name] for name in owner._non_persistent_buffers_set}
         for name, value in values.items():
-            if name not in known and not name.startswith("__") and is_data(value):
+            if name not in _of_every_method() and not name.startswith("__") and is_data(value):
                 found[place, name] = copied(value)
     return found
-
-
-def _known_to(owner: Any) -> set[str]:
-    """Attributes that every module, or every method, has."""
-    if isinstance(owner, FedMethod):
-        return _of_every_method()
-    return set(vars(nn.Module())) if isinstance(owner, nn.Module) else set()
 
 
 @cache

@@ -2,7 +2,7 @@
 
 import io
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from lightning import Fabric
 from lightning.fabric.plugins.precision.amp import MixedPrecision
 from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from benchmark.arguments import parameters
 from benchmark.contract.attributes import (
@@ -20,7 +21,6 @@ from benchmark.contract.attributes import (
     caches_of,
     changed,
     common_owners,
-    copied,
     owners,
     same,
     values_of,
@@ -235,7 +235,6 @@ class ReferenceRun:
         rows: the lines of the record, by round.
         servers: the server's tensors before the first round and after each.
         states: what a checkpoint at the same moments would hold, as bytes.
-        kept: what the method keeps beside at the same moments.
         losses: cross-entropy of the test set at the start, and at the same moments.
         averaged: the reading of the averaged model of the last two rounds.
     """
@@ -244,7 +243,6 @@ class ReferenceRun:
     rows: list[Row] = field(default_factory=list)
     servers: list[dict[str, Tensor]] = field(default_factory=list)
     states: list[bytes] = field(default_factory=list)
-    kept: list[Values] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     averaged: dict[str, Any] = field(default_factory=dict)
 
@@ -263,7 +261,6 @@ def reference(method: Method) -> ReferenceRun:
         torch.save(federation.state_dict(), buffer)
         run.states.append(buffer.getvalue())
         run.servers.append(federation.server)
-        run.kept.append(values_of(owners(federation.method)))
     run.averaged = federation.evaluate_averaged()
     return run
 
@@ -305,6 +302,22 @@ def loss_of_tests(federation: Federation) -> float:
     federation.engine.seats[0].train_mode()
     right = found.double().gather(1, data.test_labels[:, None])
     return float(-right.clamp_min(1e-12).log().mean())
+
+
+def kept_beside(method: Method) -> str:
+    """Where a method keeps what changes in two rounds and is no registered tensor, as a sentence for an error."""
+    federation = contract_federation(method)
+    before = values_of(owners(federation.method))
+    rounds_until(federation, 2)
+    places = [".".join(place) for place in changed(values_of(owners(federation.method)), before)]
+    caches = [label for label, one in caches_of(class_of(method)).items() if one.cache_info().currsize]
+    found = [*places, *(f"what functools.cache keeps for {label}" for label in caches)]
+    return f" It may be {' or '.join(found)}." if found else ""
+
+
+def by_place(values: Any) -> dict[str, Tensor]:
+    """The tensors and numbers in nested containers, by where they are."""
+    return {keystr(path): torch.as_tensor(value) for path, value in tree_flatten_with_path(values)[0]}
 
 
 def different(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
@@ -354,21 +367,3 @@ def require_equal(method: Method, because: str, notes: Sequence[str]) -> None:
     """
     more = f", and {len(notes) - 3} more" if len(notes) > 3 else ""
     require(method, not notes, f"{because} (different: {'; '.join(notes[:3])}{more})")
-
-
-def culprits(make: Callable[[], Federation], kept: Values, differs: Callable[[Federation], object]) -> str:
-    """Which unregistered attribute causes a difference, as a sentence for an error.
-
-    Args:
-        make: a new federation, in which the difference does not show.
-        kept: values of the attributes where it does show.
-        differs: runs a federation and returns whether the difference shows.
-    """
-    found = []
-    for place, name in changed(kept, values_of(owners(make().method))):
-        federation = make()
-        if (place, name) in kept:
-            setattr(owners(federation.method)[place], name, copied(kept[place, name]))
-            if differs(federation):
-                found.append(f"{place}.{name}")
-    return f" It is {' or '.join(found)}." if found else ""

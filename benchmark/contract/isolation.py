@@ -9,8 +9,8 @@ import platform
 import re
 import socket
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -19,15 +19,16 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from benchmark.contract.attributes import caches_of, common_owners, own_modules, owners, restore, values_of
+from benchmark.contract.attributes import common_owners, own_modules, restore, values_of
 from benchmark.contract.federations import (
     Method,
     brief,
+    by_place,
     class_of,
     contract_federation,
-    culprits,
     different,
     different_from_reference,
+    kept_beside,
     make_method,
     plain_fabric,
     reference,
@@ -36,7 +37,7 @@ from benchmark.contract.federations import (
     rounds_until,
     some_visits,
 )
-from benchmark.federation.loop import Federation
+from benchmark.federation import loop
 from datamodules.common.streams import SERVER, derive_seed
 from datamodules.partition.roster import Roster
 from methods.base import Visit
@@ -54,43 +55,38 @@ def _later(clock: Any) -> Any:
     return lambda: clock() + by
 
 
+def _backwards(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
+    """All visits on one rank, the last client's first."""
+    return [sorted(visits, key=lambda v: (-v.client, v.repeat))]
+
+
 CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")
-HOSTS: Mapping[str, Fakes] = {
-    "the id of the process": {(os, "getpid"): lambda: 77_001, (os, "getppid"): lambda: 77_000},
-    "the name of the host": {(socket, "gethostname"): lambda: "elsewhere", (platform, "node"): lambda: "elsewhere"},
-    "the clock": {(time, name): _later(getattr(time, name)) for name in CLOCKS},
-    "the number of processors": {(os, "cpu_count"): lambda: 333, (torch, "get_num_threads"): lambda: 333},
-}
 RANK = "the rank or the number of processes"
 RANKS = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "SLURM_PROCID": "1", "SLURM_NTASKS": "3"}
 ORDER = "the order in which clients train"
 SCALE = "the scale of the loss"
+FAKES: Mapping[str, Fakes] = {
+    "the id of the process": {(os, "getpid"): lambda: 77_001, (os, "getppid"): lambda: 77_000},
+    "the name of the host": {(socket, "gethostname"): lambda: "elsewhere", (platform, "node"): lambda: "elsewhere"},
+    "the clock": {(time, name): _later(getattr(time, name)) for name in CLOCKS},
+    "the number of processors": {(os, "cpu_count"): lambda: 333, (torch, "get_num_threads"): lambda: 333},
+    RANK: {},
+    ORDER: {(loop, "assign"): _backwards},
+    SCALE: {},
+}
+"""Circumstances that must not matter, and what is replaced under each."""
 TURNED = (3, 2, 0, 1)
 """A new id for each client."""
 
 
-CAUSES: Sequence[tuple[Sequence[str], str]] = [
-    (
-        [],
-        "two runs of one seed differ: something draws from a generator that nobody seeds, reads the clock or the host, "
-        "or is kept where all instances share it",
-    ),
-    *(([name], f"the result depends on where it runs. It reads {name}") for name in (*HOSTS, RANK)),
-    (
-        [ORDER],
-        "clients that train in another order, as they do on several processes, give another result: a visit leaves "
-        "something behind outside the registered tensors",
-    ),
-    (
-        [SCALE],
-        "with a scaled loss, as in 16-mixed, it trains another model: a gradient is used while it is scaled, or was "
-        "never scaled. With manual optimisation, call manual_backward, then configure_gradient_clipping, then the step "
-        "of self.optimizers(); give torch.autograd.grad self.scaled(loss). If that is impossible, say why in "
-        "`no_loss_scaling`",
-    ),
-    ([*HOSTS, RANK, ORDER], "the result depends on where it runs, or on the order in which clients train"),
-]
-"""Circumstances, and what a method does wrong to which they matter."""
+CAUSES = {
+    ORDER: "clients that train in another order, as they do on several processes, give another result: a visit leaves "
+    "something behind outside the registered tensors",
+    SCALE: "with a scaled loss, as in 16-mixed, it trains another model: a gradient is used while it is scaled, or was "
+    "never scaled. With manual optimisation, call manual_backward, then configure_gradient_clipping, then the step of "
+    "self.optimizers(); give torch.autograd.grad self.scaled(loss). If it cannot, say why in `no_loss_scaling`",
+}
+"""What a method does wrong to which a circumstance matters; of all others, it reads them."""
 
 
 def check_circumstances_do_not_matter(method: Method) -> None:
@@ -103,15 +99,23 @@ def check_circumstances_do_not_matter(method: Method) -> None:
     rounds_until(other, 1)
     changed = different(other.server, reference(method).servers[1])
     require(method, changed, "the seed of the run changes nothing")
-    known = [*HOSTS, RANK, ORDER, *([] if class_of(method).no_loss_scaling else [SCALE])]
+    known = [name for name in FAKES if name != SCALE or not class_of(method).no_loss_scaling]
     try:
         if not differences(method, known):
             return
     except Exception:  # it is met again under its own circumstance
         pass
-    for circumstances, because in CAUSES:
-        if set(circumstances) <= set(known):
-            require_equal(method, because, differences(method, circumstances))
+    require_equal(
+        method,
+        "two runs of one seed differ: something draws from a generator that nobody seeds, reads the clock or the host, "
+        "or is kept where all instances share it",
+        differences(method, []),
+    )
+    for name in known:
+        because = CAUSES.get(name, f"the result depends on where it runs. It reads {name}")
+        require_equal(method, because, differences(method, [name]))
+    because = f"the result depends on several of these together: {', '.join(known)}"
+    require_equal(method, because, differences(method, known))
 
 
 def differences(method: Method, circumstances: Collection[str]) -> list[str]:
@@ -120,12 +124,11 @@ def differences(method: Method, circumstances: Collection[str]) -> list[str]:
     precision = "32-scaled" if SCALE in circumstances else "32-true"
     plain_fabric(precision)  # launched before the fakes, as is everything that is not the method's
     with ExitStack() as stack:
-        fakes = [HOSTS.get(name, {}) for name in circumstances]
-        stack.enter_context(faked(method, {place: fake for some in fakes for place, fake in some.items()}))
+        for name in circumstances:
+            for (owner, attribute), fake in everywhere(method, FAKES[name]).items():
+                stack.enter_context(patch.object(owner, attribute, fake))
         if RANK in circumstances:
             stack.enter_context(patch.dict(os.environ, RANKS))
-        if ORDER in circumstances:
-            stack.enter_context(patch("benchmark.federation.loop.assign", backwards))
         federation = contract_federation(method, precision=precision)
         if RANK in circumstances:
             for seat in federation.engine.seats:
@@ -133,25 +136,13 @@ def differences(method: Method, circumstances: Collection[str]) -> list[str]:
         return different_from_reference(method, federation, 2, OVERFLOW if SCALE in circumstances else ())
 
 
-@contextmanager
-def faked(method: Method, fakes: Fakes) -> Iterator[None]:
-    """Within this context stand-ins are called, also where a method's modules have imported by name."""
+def everywhere(method: Method, fakes: Fakes) -> Fakes:
+    """Stand-ins also for functions that a method's modules have imported by name."""
     real = {id(getattr(*place)): fake for place, fake in fakes.items()}
-    imported = {
-        (source, name): real[id(value)]
-        for source in own_modules(class_of(method))
-        for name, value in vars(source).items()
-        if id(value) in real
-    }
-    with ExitStack() as stack:
-        for (module, name), fake in {**fakes, **imported}.items():
-            stack.enter_context(patch.object(module, name, fake))
-        yield
-
-
-def backwards(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
-    """All visits on one rank, the last client's first."""
-    return [sorted(visits, key=lambda v: (-v.client, v.repeat))]
+    named = [
+        (source, name, id(value)) for source in own_modules(class_of(method)) for name, value in vars(source).items()
+    ]
+    return {**fakes, **{(source, name): real[value] for source, name, value in named if value in real}}
 
 
 def check_names_of_clients_do_not_matter(method: Method) -> None:
@@ -213,54 +204,30 @@ def check_nothing_unregistered_survives_a_visit(method: Method) -> None:
     worn = contract_federation(method)
     untouched = values_of(common)
     rounds_until(worn, 2)
-    visits = some_visits(worn)
-    kept, found = {}, {}
-    for visit in visits:
-        kept[visit] = values_of(owners(worn.method))
-        found[visit] = all_of(worn, visit)
-    filled = [label for label, one in caches_of(class_of(method)).items() if one.cache_info().currsize]
-
-    def fresh() -> Federation:
+    found = {visit: all_of(worn, visit) for visit in some_visits(worn)}
+    for visit, after_others in found.items():
         restore(untouched, common)
-        federation = contract_federation(method, data=worn.data)
-        federation.load_state_dict(worn.state_dict())
-        federation.become_server()
-        federation.visits(2)
-        return federation
-
-    for visit in visits:
-        expected = all_of(fresh(), visit)
-        if notes := different(found[visit], expected):
-
-            def differs(federation: Federation, visit: Visit = visit, expected: dict[str, Tensor] = expected) -> bool:
-                return bool(different(all_of(federation, visit), expected))
-
-            blame = culprits(fresh, kept[visit], differs)
-            if filled and not blame:
-                blame = f" It may be what functools.cache keeps for {' or '.join(filled)}."
+        fresh = contract_federation(method, data=worn.data)
+        fresh.load_state_dict(worn.state_dict())
+        fresh.become_server()
+        fresh.visits(2)
+        if notes := different(after_others, all_of(fresh, visit)):
             require_equal(
                 method,
                 "what a visit gives depends on visits before it, through something that is no registered tensor."
-                f"{blame} Register it (register_buffer) and give it a scope: personal, local, shared or server",
+                f"{kept_beside(method)} Register it (register_buffer) and give it a scope: personal, local, shared or "
+                "server",
                 notes,
             )
 
 
-def all_of(federation: Federation, visit: Visit) -> dict[str, Tensor]:
+def all_of(federation: loop.Federation, visit: Visit) -> dict[str, Tensor]:
     """Everything that comes of a visit, by name: what is uploaded, kept, and logged."""
     engine = federation.engine
-    sent = engine.send(visit, federation.server)
-    result, state = engine.run_visit(visit, sent, federation.clients.get(visit.client))
-    found = {f"kept {name}": value for name, value in state.tensors.items()}
-    if (upload := result.upload) is not None:
-        found |= {f"uploaded {name}": value for name, value in upload.tensors.items()}
-        found |= {f"uploaded statistic {name}": value for name, value in upload.stats.items()}
-        found["weight"] = torch.tensor(upload.weight, dtype=torch.float64)
-    found |= {f"logged {name}": total for name, (total, _) in result.sums.items()}
-    for number, own in enumerate(state.optimizers):
-        for place, one in enumerate(own):
-            found |= {f"optimiser {number} {place} {name}": torch.as_tensor(value) for name, value in one.items()}
-    return found
+    result, state = engine.run_visit(visit, engine.send(visit, federation.server), federation.clients.get(visit.client))
+    upload = result.upload
+    sent = () if upload is None else (upload.tensors, upload.stats, upload.weight)
+    return by_place({"kept": (state.tensors, state.optimizers), "uploaded": sent, "logged": result.sums})
 
 
 def check_registered_tensors_are_its_own(method: Method) -> None:

@@ -6,7 +6,6 @@ import random
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,15 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from benchmark.contract.attributes import same
-from benchmark.contract.federations import Method, contract_federation, require, require_equal, rounds_until
+from benchmark.contract.federations import (
+    Method,
+    by_place,
+    contract_federation,
+    different,
+    require,
+    require_equal,
+    rounds_until,
+)
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from methods.base import Batch, FedMethod
@@ -33,53 +39,34 @@ def check_hooks_keep_to_what_is_theirs(method: Method) -> None:
     them. A step makes no tensor on the CPU, moves none there, and copies no Python numbers to the device: on a GPU it
     fails, or waits for the copy and cannot be recorded. Its loss, if it has one, is finite.
     """
-    done = done_by_hooks(method)
-    for because, found in (
-        (
-            "a hook changes in place what belongs to the server or to the data, so that another process, or the next "
-            "client, would see something else. Change a clone",
-            done.changes,
-        ),
-        (
-            "a hook draws from a generator that is not seeded for the visit. Draw from client.generator('a purpose'), "
-            "and from self.generator while a client trains",
-            done.draws,
-        ),
-        ("training_step changes its batch in place; change a clone", done.batches),
-        (
-            "on a GPU a step would work on tensors of the CPU. Make them on the device (device=self.device), and "
-            "register constants as buffers",
-            done.strays,
-        ),
-    ):
+    notes, losses = done_by_hooks(method)
+    for because, found in notes.items():
         require_equal(method, because, sorted(found))
-    require(method, done.losses, "no client takes a step in two rounds")
-    finite = all(loss is None or bool(loss.isfinite()) for loss in done.losses)
+    require(method, losses, "no client takes a step in two rounds")
+    finite = all(loss is None or bool(loss.isfinite()) for loss in losses)
     require(method, finite, "the loss of a step is not finite")
 
 
-@dataclass
-class Done:
-    """What hooks do in two rounds.
-
-    Args:
-        changes: of what they may only read, in words.
-        draws: from generators of the whole process, in words.
-        batches: parts of batches that a step changes.
-        strays: calls in steps that leave tensors on the CPU, in words.
-        losses: the loss of each step; None: it has none.
-    """
-
-    changes: set[str] = field(default_factory=set)
-    draws: set[str] = field(default_factory=set)
-    batches: set[str] = field(default_factory=set)
-    strays: set[str] = field(default_factory=set)
-    losses: list[Tensor | None] = field(default_factory=list)
+CHANGES = (
+    "a hook changes in place what belongs to the server or to the data, so that another process, or the next client, "
+    "would see something else. Change a clone"
+)
+DRAWS = (
+    "a hook draws from a generator that is not seeded for the visit. Draw from client.generator('a purpose'), and from "
+    "self.generator while a client trains"
+)
+BATCHES = "training_step changes its batch in place; change a clone"
+STRAYS = (
+    "on a GPU a step would work on tensors of the CPU. Make them on the device (device=self.device), and register "
+    "constants as buffers"
+)
 
 
-def done_by_hooks(method: Method) -> Done:
-    """What the hooks of a method do in two rounds."""
-    federation, done = contract_federation(method), Done()
+def done_by_hooks(method: Method) -> tuple[dict[str, set[str]], list[Tensor | None]]:
+    """What hooks do wrong in two rounds, by what is wrong with it, and the loss of each step, if it has one."""
+    federation = contract_federation(method)
+    notes: dict[str, set[str]] = {CHANGES: set(), DRAWS: set(), BATCHES: set(), STRAYS: set()}
+    losses: list[Tensor | None] = []
     compute, sites = Fit.compute, federation.data.clients
     for client in range(len(sites)):
         sites[client] = sites[client]  # kept: otherwise each hook gets a new one, without what another did to it
@@ -90,24 +77,21 @@ def done_by_hooks(method: Method) -> Done:
         states = global_states(hook)
         yield
         drawn = global_states(hook)
-        done.draws.update(f"{hook} draws from {name}" for name in states if states[name] != drawn[name])
-        changed = [name for name, value in lent(federation).items() if not same(value, before[name])]
-        done.changes.update(f"{hook} changes {name}" for name in changed)
+        notes[DRAWS].update(f"{hook} draws from {name}" for name in states if states[name] != drawn[name])
+        notes[CHANGES].update(f"{hook} changes {name}" for name in different(lent(federation), before))
 
     def watched_step(self: Fit, batch: Batch, number: int) -> Any:
-        before = {(stream, part): value.clone() for stream, parts in batch.items() for part, value in parts.items()}
-        with WatchedDevices(done.strays):
+        before = {place: value.clone() for place, value in by_place(batch).items()}
+        with WatchedDevices(notes[STRAYS]):
             made = compute(self, batch, number)
-        for (stream, part), value in before.items():
-            now = batch.get(stream, {}).get(part)
-            if now is None or not same(now, value):
-                done.batches.add(f"batch[{stream!r}][{part!r}]")
-        done.losses.append(self.method.tallied("loss"))
+        now = by_place(batch)
+        notes[BATCHES].update(f"batch{place}" for place in different(now, before) if place in before)
+        losses.append(self.method.tallied("loss"))
         return made
 
     with watched(federation.method, watch), patch.object(Fit, "compute", watched_step):
         rounds_until(federation, 2)
-    return done
+    return notes, losses
 
 
 @contextmanager
@@ -124,9 +108,8 @@ def watched(method: FedMethod, watch: Callable[[str], Any]) -> Iterator[None]:
 
         return run
 
-    cls = type(method)
     public = [name for name, _ in inspect.getmembers(FedMethod, inspect.isfunction) if not name.startswith("_")]
-    own = [name for name in public if getattr(cls, name) is not getattr(FedMethod, name)]
+    own = [name for name in public if getattr(type(method), name) is not getattr(FedMethod, name)]
     for name in own:
         object.__setattr__(method, name, wrapped(name))
     try:

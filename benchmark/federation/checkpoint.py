@@ -11,17 +11,18 @@ import hashlib
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lightning import Fabric
 from torch import Tensor
 
 from benchmark.federation.checkpoint_files import REMEDY, OnDisk, dumped, opened, staged, write_whole
-from benchmark.federation.collectives import tensors_in
-from benchmark.files import read_bytes
+from benchmark.federation.collectives import from_first, tensors_in
 from datamodules.common.errors import RunError
+from datamodules.common.files import read_bytes
 
 MAGIC = b"fssl-bench checkpoint 2\n"
 DIGEST_BYTES = 32
@@ -186,27 +187,18 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
     one.save(state)
 
 
-def divided(state: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
-    """Divide a state into parts for ``joined``: first all but the clients, then groups of clients of ``most`` bytes."""
-    parts: list[dict[str, Any]] = [{**_rest(state), **{part: {} for part in PER_CLIENT if part in state}}]
-    room = 0
-    for (part, client), value in _entries(state):
-        size = num_bytes(value)
-        if size > room or len(parts) == 1:
-            parts.append({})
-            room = most
-        room -= size
-        parts[-1].setdefault(part, {})[client] = value
-    return parts
-
-
-def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Put together the parts that ``divided`` returned."""
-    state = dict(parts[0])
-    for own in parts[1:]:
-        for part, clients in own.items():
-            state[part] |= clients
-    return state
+def sent_to_all(fabric: Fabric, state: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The first process's state, in every process; what a client keeps is a message of its own."""
+    if fabric.world_size == 1:
+        return None if state is None else dict(state)
+    entries = [] if state is None else list(_entries(state))
+    rest, keys = from_first(fabric, (None if state is None else _rest(state), [key for key, _ in entries]))
+    if rest is None:
+        return None
+    whole: dict[str, Any] = {**rest, **{part: {} for part in PER_CLIENT}}
+    for number, (part, client) in enumerate(keys):
+        whole[part][client] = from_first(fabric, entries[number][1] if entries else None)
+    return whole
 
 
 def load(path: Path) -> dict[str, Any] | None:

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmark.files import read_bytes, regular
 from datamodules.common.errors import RunError
-from datamodules.common.files import named
+from datamodules.common.files import named, read_bytes, regular
 
 REMEDY = "bring this run's own checkpoint back, or delete the folder to start over"
 

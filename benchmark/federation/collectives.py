@@ -1,10 +1,15 @@
-"""Messages between processes: tensors travel as flat bytes, only their names and shapes are pickled."""
+"""What processes tell each other: who visits whom, results, states, and sums of uploads.
+
+Tensors travel as flat bytes; only their names and shapes are pickled.
+"""
 
 import io
 import pickle
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import fsum
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -12,16 +17,10 @@ from lightning import Fabric
 from torch import Tensor
 
 from datamodules.common.errors import RunError, message_of
+from methods.base import Upload, Visit
+from methods.parts.aggregation import Summand, checked_weights
 
 Found = TypeVar("Found")
-
-
-class Layout(NamedTuple):
-    """How a tensor lies in memory, without gaps: the order in which kernels sum may depend on its strides."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    stride: tuple[int, ...]
 
 
 def all_gather(fabric: Fabric, mine: Any) -> list[Any]:
@@ -34,13 +33,26 @@ def all_gather(fabric: Fabric, mine: Any) -> list[Any]:
     if fabric.world_size == 1:
         return [mine]
     skeleton, tensors = split_tensors(mine)
-    skeletons: list[Any] = [None] * fabric.world_size
-    dist.all_gather_object(skeletons, (skeleton, list(map(_layout, tensors))))
+    tensors = [_without_gaps(tensor) for tensor in tensors]
+    # The order in which kernels sum may depend on strides, so they travel, too.
+    layouts = [(tensor.shape, tensor.dtype, tensor.stride()) for tensor in tensors]
+    messages: list[Any] = [None] * fabric.world_size
+    dist.all_gather_object(messages, (skeleton, layouts))
     everyone = []
-    for rank, (theirs, layouts) in enumerate(skeletons):
-        own = rank == fabric.global_rank
-        parts = _broadcast(fabric, layouts, tensors if own else None, rank)
-        everyone.append(mine if own else join_tensors(theirs, parts))
+    for rank, (theirs, wanted) in enumerate(messages):
+        sizes = [shape.numel() * dtype.itemsize for shape, dtype, _ in wanted]
+        if rank == fabric.global_rank:
+            flat = torch.cat([_as_bytes(tensor).to(fabric.device) for tensor in tensors]) if sizes else None
+        else:
+            flat = torch.empty(sum(sizes), dtype=torch.uint8, device=fabric.device)
+        if sum(sizes):
+            dist.broadcast(flat, src=rank)
+        if rank == fabric.global_rank:
+            everyone.append(mine)
+            continue
+        parts = zip(torch.split(flat, sizes), wanted, strict=True) if sizes else ()
+        received = [part.clone().view(dtype).as_strided(shape, stride) for part, (shape, dtype, stride) in parts]
+        everyone.append(join_tensors(theirs, received))
     return everyone
 
 
@@ -94,30 +106,84 @@ def wait_for_all(fabric: Fabric) -> None:
 
 def from_first(fabric: Fabric, mine: Found) -> Found:
     """The first process's value, in every process, with its tensors on this process's device."""
-    if fabric.world_size == 1:
-        return mine
-    first = fabric.global_rank == 0
-    skeleton, tensors = split_tensors(mine) if first else (b"", [])
-    held: list[Any] = [skeleton, list(map(_layout, tensors))]
-    dist.broadcast_object_list(held, src=0)
-    parts = _broadcast(fabric, held[1], tensors if first else None, 0)
-    theirs: Found = mine if first else join_tensors(held[0], parts)
-    return theirs
+    first: Found = all_gather(fabric, mine if fabric.is_global_zero else None)[0]
+    return first
 
 
-def _broadcast(fabric: Fabric, wanted: list[Layout], tensors: list[Tensor] | None, source: int) -> list[Tensor]:
-    """Send the tensors of process ``source`` in one flat message; the others pass ``None`` and receive them."""
-    sizes = [torch.Size(one.shape).numel() * one.dtype.itemsize for one in wanted]
-    if tensors is not None:
-        flat = torch.cat([_as_bytes(tensor).to(fabric.device) for tensor in tensors]) if tensors else torch.empty(0)
-    else:
-        flat = torch.empty(sum(sizes), dtype=torch.uint8, device=fabric.device)
-    if sum(sizes):
-        dist.broadcast(flat, src=source)
-    if tensors is not None:
-        return tensors
-    parts = zip(torch.split(flat, sizes), wanted, strict=True) if sizes else ()
-    return [part.clone().view(one.dtype).as_strided(one.shape, one.stride) for part, one in parts]
+def spread(fabric: Fabric, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """Results of all items, in order: every rank works on its share and gets the results of the others."""
+    ranks, rank = fabric.world_size, fabric.global_rank
+
+    def mine() -> dict[int, Any]:
+        return {i: work(item) for i, item in enumerate(items) if i % ranks == rank}
+
+    results = {i: result for part in gather_results(fabric, mine) for i, result in part.items()}
+    return [results[i] for i in sorted(results)]
+
+
+def assign(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
+    """Split visits over ranks so that loads are balanced; all visits of a client stay on one rank, in order.
+
+    Clients are assigned from the largest (images times visits) down, each to the rank with the smallest load.
+    """
+    load: dict[int, int] = {}
+    for visit in visits:
+        load[visit.client] = load.get(visit.client, 0) + max(visit.size, 1)
+    totals, owner = [0] * ranks, {}
+    for client in sorted(load, key=lambda c: (-load[c], c)):
+        owner[client] = min(range(ranks), key=lambda r: (totals[r], r))
+        totals[owner[client]] += load[client]
+    return [[v for v in visits if owner[v.client] == rank] for rank in range(ranks)]
+
+
+class JointMean:
+    """The mean of a round's uploads whose tensors stay in the processes where they were made (``--sums by_rank``).
+
+    Each process adds up its own uploads in float64, in the order of the clients; the sums are joined in the order of
+    the ranks. So a number of processes always gives the same bits, and another one differs by the rounding of float64.
+
+    Args:
+        fabric: launched.
+        like: the server's tensors of those names.
+    """
+
+    def __init__(self, fabric: Fabric, like: Mapping[str, Tensor]) -> None:
+        self.fabric, self.like = fabric, like
+        self.own: dict[tuple[int, int], Mapping[str, Tensor]] = {}  # by client and repeat
+
+    def take(self, upload: Upload) -> Upload:
+        """Keep the tensors of an upload of this process; what is left of it goes to all processes."""
+        self.own[upload.visit.client, upload.visit.repeat] = upload.tensors
+        return replace(upload, tensors={}, bytes=upload.num_bytes)
+
+    def for_server(self, upload: Upload) -> Upload:
+        """The upload as the server meets it: of its tensors there is only the mean with others'."""
+        return replace(upload, tensors=cast(dict[str, Tensor], Summand(self, upload.visit)))
+
+    def mean(self, parts: Sequence[Summand], weights: Sequence[float] | Tensor) -> dict[str, Tensor]:
+        """Weighted mean, in the types that ``weighted_mean`` gives. All processes ask for it together.
+
+        Raises:
+            RunError: weights that cannot be normalised, or several for one upload.
+        """
+        checked = checked_weights(parts, weights).tolist()
+        given = {(part.visit.client, part.visit.repeat): w for part, w in zip(parts, checked, strict=True)}
+        if len(given) < len(parts):
+            raise RunError("aggregation: an upload is averaged twice (--sums by_rank); give each upload one weight")
+        own: dict[str, Tensor] = {}
+        for key in sorted(self.own):
+            if weight := given.get(key):
+                for name, value in self.own[key].items():
+                    wide = value.to(torch.float64)
+                    own[name] = own[name].add_(wide, alpha=weight) if name in own else wide * weight
+        total: dict[str, Tensor] = {}
+        for theirs in all_gather(self.fabric, own):
+            total |= {name: total[name] + value if name in total else value for name, value in theirs.items()}
+        by = fsum(given.values())
+        return {
+            name: (total[name] / by).to(like.dtype if like.is_floating_point() else torch.float32)
+            for name, like in self.like.items()
+        }
 
 
 def _without_gaps(tensor: Tensor) -> Tensor:
@@ -127,14 +193,9 @@ def _without_gaps(tensor: Tensor) -> Tensor:
     return kept if dense else kept.contiguous()
 
 
-def _layout(tensor: Tensor) -> Layout:
-    return Layout(tuple(tensor.shape), tensor.dtype, _without_gaps(tensor).stride())
-
-
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, in memory order."""
-    kept = _without_gaps(tensor)
-    return kept.as_strided((kept.numel(),), (1,)).view(torch.uint8)
+    """The bytes of a tensor without gaps, in memory order."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 class _Splitter(pickle.Pickler):

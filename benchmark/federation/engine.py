@@ -1,31 +1,33 @@
 """The engine: clients train in seats, one after another or in turns, and the server in the first of them."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from operator import index
 from typing import Any, get_args
 
+import torch
 from torch import Tensor
 
 from benchmark.federation import hooks
-from benchmark.federation.fit import Fit
+from benchmark.federation.collectives import tensors_in
+from benchmark.federation.fit import Fit, OptimizerStates, cloned, kept_states
 from benchmark.federation.metrics import Sums
-from benchmark.federation.optimizers import OptimizerStates, kept_states
-from benchmark.federation.seat import Seat
-from benchmark.federation.site import ClientState, RunContext, Sent, VisitResult, stream_of
+from benchmark.federation.replay import Replay
+from benchmark.federation.site import ClientState, Holdings, LocalSite, RunContext, Sent, VisitResult, stream_of
+from datamodules.base import SiteData
+from datamodules.common import streams as random_streams
+from datamodules.common.errors import RunError
 from datamodules.common.streams import SERVER
 from datamodules.partition.sites import true_labels
+from datamodules.views.batches import LocalWork
 from methods.base import FedMethod, Scope, Tally, Upload, Visit
 from methods.models.backbone import draw_from
 from methods.models.norm import serially
 from methods.parts.aggregation import num_bytes
-from methods.parts.engine_state import EngineState
-
-OnVisitEnd = Callable[[Visit, VisitResult], VisitResult]
-"""Called with the result of each visit as soon as it has ended; returns the result to keep."""
+from methods.parts.engine_state import EngineState, RegisteredTensors
 
 
 class Engine:
@@ -45,9 +47,8 @@ class Engine:
         draw_from(method, None)
         copies = [] if seats == 1 or self.sequential else [copy.deepcopy(method) for _ in range(seats - 1)]
         self.initial = method.tensors(*get_args(Scope))
-        self.replays = replay and not context.callbacks
-        own_stream = bool(copies) or self.replays
-        self.seats = [Seat(one, context, self.initial, own_stream, self.replays) for one in (method, *copies)]
+        replay = replay and not context.callbacks
+        self.seats = [Seat(one, context, self.initial, bool(copies) or replay, replay) for one in (method, *copies)]
         self.shared_optimizer_state: OptimizerStates = []
 
     @cached_property
@@ -68,8 +69,9 @@ class Engine:
 
     def kept_bytes(self) -> int:
         """Bytes that a client keeps between visits: its personal tensors and the optimiser state that is kept."""
+        personal = num_bytes(self.method.tensors("personal"))
         if self.sequential:
-            return num_bytes(self.method.tensors("personal"))
+            return personal
         with self.hook_context("configure_optimizers", 0):
             optimizers = Fit(self.method, []).optimizers
         self.method.trainer = None
@@ -78,36 +80,29 @@ class Engine:
                 for parameter in group["params"]:
                     optimizer.state[parameter] = dict.fromkeys(_state_names(group), parameter)
         with self.hook_context("optimizer_scopes", 0):
-            states = kept_states(self.method, optimizers)
-        kept: list[Tensor] = [value for own in states for state in own for value in state.values()]
-        return num_bytes(self.method.tensors("personal")) + sum(tensor.nbytes for tensor in kept)
+            return personal + sum(tensor.nbytes for tensor in tensors_in(kept_states(self.method, optimizers)))
 
     def run_visits(
-        self,
-        visits: Sequence[Visit],
-        server: Mapping[str, Tensor],
-        kept: MutableMapping[int, ClientState],
-        on_visit_end: OnVisitEnd = lambda visit, result: result,
-    ) -> dict[tuple[int, int], VisitResult]:
+        self, visits: Sequence[Visit], server: Mapping[str, Tensor], kept: MutableMapping[int, ClientState]
+    ) -> dict[Visit, VisitResult]:
         """Run visits.
 
         Args:
             visits: those of this process; a client may have several.
             server: the server's tensors at the beginning of the round.
             kept: what clients have kept from earlier visits; it is updated.
-            on_visit_end: called with each result; returns the result to keep.
-
-        Returns:
-            the results, by client and repeat.
 
         Raises:
             RunError: whatever the method raises, with the method, client and round.
         """
-        results: dict[tuple[int, int], VisitResult] = {}
+        results: dict[Visit, VisitResult] = {}
         sent = {visit: self.send(visit, server) for visit in visits}  # while the module is still the server
-        for visit, result in self.in_turn(sent, kept) if len(self.seats) == 1 else self.in_turns(sent, kept):
-            results[visit.client, visit.repeat] = on_visit_end(visit, result)
-            del result  # its tensors may be given up before the next visit
+        if len(self.seats) > 1:
+            for together in grouped(visits, len(self.seats)):
+                results |= self.run_in_turns({visit: sent[visit] for visit in together}, kept)
+            return results
+        for visit in visits:
+            results[visit], kept[visit.client] = self.run_visit(visit, sent[visit], kept.get(visit.client))
         return results
 
     def send(self, visit: Visit, server: Mapping[str, Tensor]) -> Sent:
@@ -115,15 +110,6 @@ class Engine:
         with self.hook_context("broadcast to", visit.round, visit):
             sent = hooks.tensors(self.method.broadcast(server, visit), self.initial, "broadcast")
             return Sent(sent, index(self.method.sent_bytes(sent, visit)))
-
-    def in_turn(
-        self, sent: Mapping[Visit, Sent], kept: MutableMapping[int, ClientState]
-    ) -> Iterator[tuple[Visit, VisitResult]]:
-        """Run visits to which this was sent in order; yields each with its result as soon as it has ended."""
-        for visit, tensors in sent.items():
-            result, kept[visit.client] = self.run_visit(visit, tensors, kept.get(visit.client))
-            yield visit, result
-            del result
 
     def run_visit(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[VisitResult, ClientState]:
         """Run one visit in the first seat; returns its result and what the client keeps."""
@@ -143,42 +129,43 @@ class Engine:
         state = state or ClientState()
         return ClientState(state.tensors, state.optimizers or self.shared_optimizer_state)
 
-    def in_turns(
+    def run_in_turns(
         self, sent: Mapping[Visit, Sent], kept: MutableMapping[int, ClientState]
-    ) -> Iterator[tuple[Visit, VisitResult]]:
-        """As ``in_turn``, but seats take turns with each step; a client's second visit begins after its first."""
-        for together in grouped(list(sent), len(self.seats)):
-            taken = self.assign_seats(together)
-            begun = {}
-            for seat, visit in taken.items():
-                with seat.on_stream():  # what comes from the host waits for no other seat
-                    state = kept.get(visit.client)
-                with self.context.seeded(*stream_of(visit)):
-                    begun[seat] = seat.begin_visit(visit, sent[visit], state)
-            walks = {seat: seat.train(site, work) for seat, (site, work) in begun.items()}
-            while walks:
-                walks = {seat: steps for seat, steps in walks.items() if seat.goes_on(steps, taken[seat])}
-            for seat, visit in taken.items():
-                with self.context.seeded(*stream_of(visit)):
-                    result, kept[visit.client] = seat.end_visit(begun[seat][0], sent[visit])
-                yield visit, result
-                del result
+    ) -> dict[Visit, VisitResult]:
+        """Run visits of different clients, one in each seat; the seats take turns with each step."""
+        taken = self.assign_seats(list(sent))
+        begun, results = {}, {}
+        for visit, seat in taken.items():
+            with seat.on_stream():  # what comes from the host waits for no other seat
+                state = kept.get(visit.client)
+            with self.context.seeded(*stream_of(visit)):
+                begun[visit] = seat.begin_visit(visit, sent[visit], state)
+        walks = {visit: taken[visit].train(site, work) for visit, (site, work) in begun.items()}
+        while walks:
+            for visit, steps in list(walks.items()):
+                with taken[visit].turn(visit):
+                    if next(steps, "done") == "done":
+                        del walks[visit]
+        for visit, seat in taken.items():
+            with self.context.seeded(*stream_of(visit)):
+                results[visit], kept[visit.client] = seat.end_visit(begun[visit][0], sent[visit])
+        return results
 
-    def assign_seats(self, together: Sequence[Visit]) -> dict[Seat, Visit]:
+    def assign_seats(self, together: Sequence[Visit]) -> dict[Visit, "Seat"]:
         """A seat for each visit, in the order of the visits.
 
         Preferred is one that has been a client of the same size, since it has recorded such steps; then the one that
         has met the fewest sizes.
         """
-        taken: dict[Seat, Visit] = {}
-        for visit in together:
-            known = [seat for seat in self.seats if seat not in taken and visit.size in seat.sizes]
-            taken |= {seat: visit for seat in known[:1]}
-        free = sorted((seat for seat in self.seats if seat not in taken), key=lambda seat: len(seat.sizes))
-        taken |= zip(free, [visit for visit in together if visit not in taken.values()], strict=False)
-        for seat, visit in taken.items():
+        free, taken = list(self.seats), dict[Visit, Seat]()
+        known = {size for seat in self.seats for size in seat.sizes}
+        for visit in sorted(together, key=lambda v: v.size not in known):
+            seat = min(free, key=lambda seat: (visit.size not in seat.sizes, len(seat.sizes)))
+            free.remove(seat)
+            taken[visit] = seat
+        for visit, seat in taken.items():
             seat.sizes.add(visit.size)
-        return dict(sorted(taken.items(), key=lambda pair: together.index(pair[1])))
+        return {visit: taken[visit] for visit in together}
 
     def run_server(self, round: int, state: ClientState | None, first: bool) -> tuple[VisitResult, ClientState]:
         """Run ``server_step``, before the first round (``first``) or after an aggregation.
@@ -201,8 +188,7 @@ class Engine:
             first=state is None,
             rounds=self.context.rounds,
         )
-        site = seat.site(data, visit, state.optimizers if state else [])
-        seat.attach(visit)
+        site = seat.attach(visit, data, state.optimizers if state else [])
         with self.context.seeded(*stream_of(visit)), hooks.errors_at(hooks.location(visit), self.method):
             seat.train_mode()
             self.method.server_step(site)
@@ -231,6 +217,130 @@ class Engine:
         ):
             yield
             hooks.in_place(self.method)
+
+
+class Seat:
+    """A copy of the method whose tensors stay at the same place: the state of each client is copied into them.
+
+    Args:
+        method: the copy; during a visit it is that client.
+        context: what all visits have in common.
+        initial: the method's tensors at the beginning of the run, by name.
+        own_stream: whether it works in a stream of its own on a GPU.
+        replay: whether its steps are recorded once and replayed.
+    """
+
+    def __init__(
+        self, method: FedMethod, context: RunContext, initial: Mapping[str, Tensor], own_stream: bool, replay: bool
+    ) -> None:
+        self.method, self.context, self.initial = method, context, initial
+        device = context.data.device
+        self.tally, self.hidden = Tally(), Tally()  # what the method logs, and what only the engine may know
+        self.generator = torch.Generator(device=device)
+        self.holdings = Holdings(context.data)
+        self.sizes = set[int]()  # of clients that it has been
+        method._engine = EngineState(context.autocast, context.scaler(), tensors=RegisteredTensors(method))
+        draw_from(method, self.generator)
+        if not method.training:  # it was put into evaluation mode after it was built
+            method.train()
+        self.always_eval = [part for part in method.modules() if not part.training]
+        self.frozen = method.names("frozen")
+        self.shared = {name: initial[name] for name in method.names("shared")}
+        self.accelerator: Any = torch.get_device_module(device) if own_stream and device.type != "cpu" else None
+        self.stream = self.accelerator.Stream(device) if self.accelerator else None
+        tallies = (self.tally, self.hidden)
+        self.replay = Replay(method, self.generator, tallies, self.stream) if replay else None
+
+    def begin_visit(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[LocalSite, LocalWork]:
+        """The copy becomes the client: it loads what was sent and what the client kept, and prepares local work."""
+        method, state = self.method, state or ClientState()
+        if self.stream is not None:
+            self.stream.wait_stream(self.accelerator.current_stream(self.context.data.device))
+        with self.turn(visit):
+            site = self.attach(visit, self.context.data.client(visit.client), state.optimizers)
+            method.load_tensors({**self.initial, **sent.tensors, **state.tensors})
+            self.train_mode()
+            work = method.local_work(site)
+            self.train_mode()
+        return site, work
+
+    def train(self, site: LocalSite, work: LocalWork) -> Iterator[None]:
+        """Take all steps of the visit; yields after each."""
+        fit = site.prepare_fit(len(work))
+        step = self.replay.begin(fit) if self.replay else None
+        yield from fit.run(len(work), lambda number: site.batches(work, number), step)
+        site.keep(fit)
+        if step is not None:  # recorded steps go on writing into the tensors of the state
+            site.optimizer_states = [[cloned(state) for state in own] for own in site.optimizer_states]
+
+    def end_visit(self, site: LocalSite, sent: Sent) -> tuple[VisitResult, ClientState]:
+        """The client uploads; returns the result of the visit and what the client keeps."""
+        method = self.method
+        with self.turn(site.visit):
+            made = method.make_upload(site)
+            self.check_visit()
+            upload = hooks.upload(made, site.visit, self.shared, method.registered())
+            result = VisitResult(upload, self.detach(), sent.bytes, site.steps)
+            kept = ClientState(method.tensors("personal"), site.optimizer_states)
+        if self.stream is not None:
+            self.accelerator.current_stream(self.context.data.device).wait_stream(self.stream)
+        return result, kept
+
+    def attach(self, visit: Visit, data: SiteData, states: OptimizerStates) -> LocalSite:
+        """Connect the copy to a visit: its tally, its generator, freshly seeded.
+
+        Args:
+            visit: the visit.
+            data: of the site.
+            states: that its optimisers start from.
+
+        Returns:
+            the site as hooks meet it.
+        """
+        method = self.method
+        self.tally.clear()
+        self.hidden.clear()
+        self.generator.manual_seed(random_streams.derive_seed(self.context.seed, *stream_of(visit)))
+        method.visit, method.generator, method._engine.tally = visit, self.generator, self.tally
+        return LocalSite(method, self.context, data, visit, states, self.hidden, self.holdings)
+
+    def detach(self) -> Sums:
+        """Disconnect the copy from the visit; returns what was logged."""
+        self.method._engine.tally = self.method.trainer = None
+        return self.tally.taken() | self.hidden.taken()
+
+    def train_mode(self) -> None:
+        """Training mode for all parts but those that were built in evaluation mode, as in a fit of Lightning's."""
+        self.method.train()
+        for part in self.always_eval:
+            part.training = False
+
+    def check_visit(self) -> None:
+        """Refuse a visit that has broken a rule unnoticed; it has no result then.
+
+        Raises:
+            RunError: a registered tensor was replaced, a frozen one was changed, or the method asked about another
+                site's images.
+        """
+        hooks.in_place(self.method)
+        registered = self.method.registered()
+        for name in self.frozen:
+            if not torch.equal(registered[name], self.initial[name]):
+                raise RunError(
+                    f"{name!r} was changed, but counts as frozen, which is not sent: it came without a gradient, or in "
+                    "evaluation mode. Give it another scope in `scopes`"
+                )
+        self.holdings.require_own()
+
+    @contextmanager
+    def turn(self, visit: Visit) -> Iterator[None]:
+        """Within it, work is done on the seat's stream, and errors name the method, client and round."""
+        with self.on_stream(), hooks.errors_at(hooks.location(visit), self.method):
+            yield
+
+    def on_stream(self) -> Any:
+        """On a GPU, the context of the seat's own stream, if it has one."""
+        return nullcontext() if self.stream is None else self.accelerator.stream(self.stream)
 
 
 def grouped(visits: Sequence[Visit], seats: int) -> Iterator[list[Visit]]:

@@ -1,39 +1,74 @@
 """A visit as a fit: the steps of a client, or of the server, in the order of Lightning's ``Trainer.fit``."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from ctypes import c_float
 from typing import Any
 
+from lightning.pytorch import Callback
+from lightning.pytorch.core.optimizer import (
+    LightningOptimizer,
+    _configure_optimizers,
+    _configure_schedulers_automatic_opt,
+)
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.optim import Optimizer
 
 from benchmark.federation import hooks
-from benchmark.federation.optimizers import OptimizerStates, configured, load_states, round_rates
-from benchmark.federation.trainer import VisitTrainer
 from datamodules.common.errors import RunError
 from datamodules.views.batches import Batch
 from methods.base import FedMethod
 
+OptimizerStates = list[list[dict[str, Any]]]
+"""State of every parameter, by optimiser, in the order of ``configure_optimizers``."""
+
 
 class Fit:
-    """One fit of the method as it stands.
+    """One fit of the method as it stands, which meets it as ``self.trainer``: as much of Lightning's as a visit has.
 
-    ``steps`` counts calls of ``training_step``; ``trainer.global_step`` counts optimiser steps, as Lightning does.
+    It is its own ``strategy`` and ``precision_plugin``. ``steps`` counts calls of ``training_step``; ``global_step``
+    counts optimiser steps, as Lightning does.
 
     Args:
         method: trained in place.
-        states: state that the optimisers start from (``OptimizerStates``); empty: they start afresh.
-        trainer: the method's ``self.trainer`` from now on; default: one of a single process.
+        states: state that the optimisers start from; empty: they start afresh.
+        max_epochs: number of local epochs.
+        callbacks: Lightning callbacks.
+        loggers: what ``self.logger`` and ``self.loggers`` give.
+        rank: rank of this process.
+        ranks: number of processes.
     """
 
-    def __init__(self, method: FedMethod, states: OptimizerStates, trainer: VisitTrainer | None = None) -> None:
-        self.method, self.scaler = method, method._engine.loss_scaler
-        self.trainer = trainer or VisitTrainer(method)
-        method.trainer = self.trainer  # type: ignore[assignment]
-        self.optimizers, self.schedules = configured(method)
+    gradient_clip_val: float | None = None
+    gradient_clip_algorithm: str | None = None
+    accumulate_grad_batches = 1
+    training, sanity_checking, validating, testing, predicting = True, False, False, False, False
+
+    def __init__(
+        self,
+        method: FedMethod,
+        states: OptimizerStates,
+        max_epochs: int = 0,
+        callbacks: Sequence[Callback] = (),
+        loggers: Sequence[Any] = (),
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        self.method = self.lightning_module = method
+        self.scaler = method._engine.loss_scaler
+        self.callbacks, self.loggers = list(callbacks), list(loggers)
+        self.logger = self.loggers[0] if loggers else None
+        self.global_rank, self.world_size, self.is_global_zero = rank, ranks, rank == 0
+        self.max_epochs = max_epochs
+        self.current_epoch = self.global_step = self.batch_idx = self.steps = 0
+        method.trainer = self  # type: ignore[assignment]
+        self.optimizers, self.lr_scheduler_configs = configured(method)
         load_states(self.optimizers, states)
         if self.scaler is not None:
             self.scaler.begin(self.optimizers)
-        self.trainer.set_optimizers(self.optimizers, self.schedules)
-        self.batch_idx = self.steps = 0
+        wrapped = LightningOptimizer._to_lightning_optimizer  # it holds this fit by a weak reference
+        self._lightning_optimizers = [wrapped(one, self) for one in self.optimizers]  # type: ignore[arg-type]
 
     def run(
         self, epochs: int, batches: Callable[[int], Iterable[Batch]], step: Callable[[Batch, int], Any] | None = None
@@ -45,15 +80,13 @@ class Fit:
             batches: makes the batches of an epoch, by its number.
             step: takes one step and calls ``on_train_batch_end``; default: ``self.step``.
         """
-        method, trainer, call = self.method, self.trainer, self.trainer.call
-        trainer.max_epochs, step = epochs, step or self.step
-        started = False
+        method, call, step = self.method, self.call, step or self.step
+        self.max_epochs = epochs
         for epoch in range(epochs):
-            trainer.current_epoch = epoch
+            self.current_epoch = epoch
             walk = batches(epoch)
-            if not started:
+            if epoch == 0:
                 call("on_train_start")
-                started = True
             call("on_train_epoch_start")
             for number, loaded in enumerate(walk):
                 self.batch_idx = number
@@ -66,59 +99,108 @@ class Fit:
                 yield
             self.advance_schedules("epoch")
             call("on_train_epoch_end")
-        if not started:
+        if epochs == 0:
             call("on_train_start")
         call("on_train_end")
+
+    def call(self, hook: str, *args: Any) -> Any:
+        """Call one of Lightning's hooks on the callbacks, then on the method; returns what the method's returns."""
+        for callback in self.callbacks:
+            getattr(callback, hook)(self, self.method, *args)
+        return getattr(self.method, hook)(*args)
 
     def step(self, batch: Batch, number: int) -> None:
         """One step on one batch, with ``on_train_batch_end``."""
         outputs = self.compute(batch, number)
         self.advance_schedules("step")
-        self.trainer.call("on_train_batch_end", outputs, batch, number)
+        self.call("on_train_batch_end", outputs, batch, number)
 
     def compute(self, batch: Batch, number: int) -> dict[str, Any]:
-        """``training_step`` and, with automatic optimisation, the optimiser step; returns the outputs for hooks."""
-        if self.method.automatic_optimization:
-            outputs = self.automatic_step(batch, number)
-        else:
-            outputs = detached(hooks.step_outputs(self.training_step(batch, number), automatic=False))
-        if self.scaler is not None:
-            self.scaler.update()
-        return outputs
+        """``training_step`` and, with automatic optimisation, the optimiser step.
 
-    def training_step(self, batch: Batch, number: int) -> Any:
-        """What the method's ``training_step`` returns, under the run's autocast."""
-        with self.method.autocast():
-            return self.method.training_step(batch, number)
-
-    def automatic_step(self, batch: Batch, number: int) -> dict[str, Any]:
-        """A step with automatic optimisation; returns what ``training_step`` returned, with the loss detached.
+        Returns:
+            what ``training_step`` returned, with the loss detached.
 
         Raises:
-            RunError: there is not exactly one optimiser, or ``training_step`` did not return a loss.
+            RunError: with automatic optimisation there is not exactly one optimiser, or no loss was returned.
         """
-        method, trainer = self.method, self.trainer
-        if len(self.optimizers) != 1:
+        method, outputs = self.method, dict[str, Any]()
+
+        def forward() -> None:
+            with method.autocast():
+                made = method.training_step(batch, number)
+            outputs.update(hooks.step_outputs(made, method.automatic_optimization))
+
+        def closure() -> Tensor | None:
+            forward()
+            self.call("on_before_zero_grad", self.optimizers[0])
+            method.optimizer_zero_grad(self.current_epoch, number, self.optimizers[0])
+            loss: Tensor | None = outputs.get("loss")
+            if loss is not None:
+                self.backward(loss)
+            return loss
+
+        if not method.automatic_optimization:
+            forward()
+        elif len(self.optimizers) == 1:
+            method.optimizer_step(self.current_epoch, number, self._lightning_optimizers[0], closure)
+        else:
             raise RunError(
                 f"{len(self.optimizers)} optimisers, but automatic optimisation takes exactly one; set "
                 "self.automatic_optimization = False and take the steps in training_step"
             )
-        outputs: dict[str, Any] = {}
-
-        def closure() -> Tensor | None:
-            outputs.update(hooks.step_outputs(self.training_step(batch, number), automatic=True))
-            loss: Tensor | None = outputs.get("loss")
-            trainer.call("on_before_zero_grad", self.optimizers[0])
-            method.optimizer_zero_grad(trainer.current_epoch, number, self.optimizers[0])
-            if loss is not None:
-                trainer.strategy.backward(loss)
-            return loss
-
-        method.optimizer_step(trainer.current_epoch, number, trainer.strategy._lightning_optimizers[0], closure)
-        outputs = detached(outputs)
-        if outputs:
-            method._engine.log("loss", outputs["loss"])
+        if isinstance(loss := outputs.get("loss"), Tensor):
+            outputs["loss"] = loss.detach()
+            if method.automatic_optimization:
+                method._engine.log("loss", loss)
+        if self.scaler is not None:
+            self.scaler.update()
         return outputs
+
+    @property
+    def strategy(self) -> "Fit":
+        """What ``manual_backward`` and ``optimizers`` ask for."""
+        return self
+
+    @property
+    def precision_plugin(self) -> "Fit":
+        """What ``clip_gradients`` asks for."""
+        return self
+
+    def backward(self, loss: Tensor, optimizer: Optimizer | None = None, *args: Any, **kwargs: Any) -> None:
+        """Behind ``manual_backward``, and in the automatic step."""
+        scaled = self.method.scaled(loss)
+        self.call("on_before_backward", scaled)
+        self.method.backward(scaled, *args, **kwargs)
+        self.call("on_after_backward")
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """Behind ``step`` of the optimisers that ``LightningModule.optimizers`` gives."""
+        method = self.method
+        made = closure()
+        self.unscale_gradients(optimizer)
+        self.call("on_before_optimizer_step", optimizer)
+        if method.automatic_optimization:
+            method.configure_gradient_clipping(optimizer, self.gradient_clip_val, self.gradient_clip_algorithm)
+        if self.scaler is None or not has_gradients(optimizer):
+            optimizer.step(**kwargs)
+        else:
+            self.scaler.step(optimizer, **kwargs)
+            method._engine.log("overflow", self.scaler.overflow(optimizer))
+        self.global_step += 1
+        return made
+
+    def unscale_gradients(self, optimizer: Any) -> None:
+        """In ``16-mixed``, divide gradients by the scale of the loss, once per ``training_step``."""
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # Lightning's wrapper
+        if self.scaler is not None and has_gradients(optimizer):
+            self.scaler.unscale_(optimizer)
+
+    def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str = "norm") -> None:
+        """Clip by total norm or by ``value``; 0 does not clip."""
+        if value > 0:
+            self.unscale_gradients(optimizer)
+            (clip_grad_value_ if algorithm == "value" else clip_grad_norm_)(parameters_of(optimizer), value)
 
     def advance_schedules(self, interval: str) -> None:
         """Step the schedulers at the end of an interval; with manual optimisation the method does so itself.
@@ -126,13 +208,93 @@ class Fit:
         As in Lightning, ``frequency`` counts the batches of the epoch, not those of the visit.
         """
         if self.method.automatic_optimization:
-            count = 1 + (self.batch_idx if interval == "step" else self.trainer.current_epoch)
-            for schedule in self.schedules:
+            count = 1 + (self.batch_idx if interval == "step" else self.current_epoch)
+            for schedule in self.lr_scheduler_configs:
                 if schedule.interval == interval and count % schedule.frequency == 0:
                     self.method.lr_scheduler_step(schedule.scheduler, None)
 
 
-def detached(outputs: dict[str, Any]) -> dict[str, Any]:
-    """The outputs of a step, with the loss detached from its graph."""
-    loss = outputs.get("loss")
-    return {**outputs, "loss": loss.detach()} if isinstance(loss, Tensor) else outputs
+def configured(method: FedMethod) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+    """The optimisers and schedulers that ``configure_optimizers`` describes, in any of Lightning's forms.
+
+    Lightning itself refuses anything else.
+
+    Raises:
+        RunError: a scheduler waits for a metric.
+    """
+    made = method.configure_optimizers()
+    if made is None:
+        return [], []
+    optimizers, schedulers, monitor = _configure_optimizers(made)
+    schedules = _configure_schedulers_automatic_opt(schedulers, monitor)
+    if any(schedule.reduce_on_plateau for schedule in schedules):
+        raise RunError(
+            "configure_optimizers returned a ReduceLROnPlateau, which waits for a metric, and none is measured while a "
+            "client trains; keep it out of what is returned and step it in on_train_epoch_end"
+        )
+    return optimizers, schedules
+
+
+def load_states(optimizers: Sequence[Optimizer], states: OptimizerStates) -> None:
+    """Give optimisers copies of stored states; an optimiser without stored state starts afresh.
+
+    Raises:
+        RunError: the states are those of other optimisers.
+    """
+    if states and [len(own) for own in states] != [len(parameters_of(optimizer)) for optimizer in optimizers]:
+        raise RunError(
+            "configure_optimizers returned other optimisers than at the last visit, whose state was kept; return the "
+            "same ones, or let optimizer_scopes say 'local'"
+        )
+    for optimizer, stored in zip(optimizers, states, strict=False):
+        for parameter, state in zip(parameters_of(optimizer), stored, strict=True):
+            if state:
+                optimizer.state[parameter] = cloned(state)
+
+
+def cloned(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a parameter's state, with tensors of its own."""
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
+
+
+def kept_states(method: FedMethod, optimizers: Sequence[Optimizer]) -> OptimizerStates:
+    """The optimiser state that ``optimizer_scopes`` keeps for the client's next visit or, if shared, for anyone's.
+
+    Raises:
+        RunError: ``optimizer_scopes`` does not fit the optimisers.
+    """
+    scopes = list(method.optimizer_scopes())
+    if not ({*scopes} <= {"personal", "local"} or {*scopes} <= {"shared", "local"}):
+        raise RunError(
+            f"optimizer_scopes names {', '.join(map(repr, scopes))}; each is personal or local, or each shared or local"
+        )
+    scopes = scopes * len(optimizers) if len(scopes) == 1 else scopes
+    if {*scopes} == {"local"}:
+        return []
+    return [
+        [{} if scope == "local" else dict(optimizer.state.get(p, {})) for p in parameters_of(optimizer)]
+        for scope, optimizer in zip(scopes, optimizers, strict=True)
+    ]
+
+
+def round_rates(optimizers: Sequence[Optimizer]) -> None:
+    """On a GPU, round learning rates to float32, as recorded steps hold them: all engines then take the same steps."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], float) and reads_single(group["params"]):
+                group["lr"] = c_float(group["lr"]).value
+
+
+def reads_single(parameters: Sequence[Tensor]) -> bool:
+    """Whether fused kernels read the rate as float32 on the device of these parameters."""
+    return bool(parameters) and parameters[0].device.type != "cpu"
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """All parameters of an optimiser, in order."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def has_gradients(optimizer: Optimizer) -> bool:
+    """Whether any parameter of the optimiser has a gradient."""
+    return any(parameter.grad is not None for parameter in parameters_of(optimizer))

@@ -1,19 +1,59 @@
-"""Checks of what a method's hooks return: its type, and the names and shapes of its tensors; and errors inside them."""
+"""Checks of what a method declares before it runs, and of what its hooks return; and errors inside them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from operator import index
-from typing import Any
+from typing import Any, get_args
 
-from torch import Tensor
+import lightning as L
+from torch import Tensor, nn
 
-from datamodules.common.errors import RunError, Stopped, safe_str
+from datamodules.common.errors import ConfigError, RunError, Stopped, safe_str
 from datamodules.common.plugins import users_place
 from datamodules.common.streams import SERVER
-from methods.base import FedMethod, Upload, Visit
+from methods.base import FedMethod, Scope, Upload, Visit
 
 Shapes = Mapping[str, Tensor]
 """Tensors by name; only their names, shapes and types matter."""
+STREAMS = ("labelled", "unlabelled")
+ALIKE = 0.88  # how similar a name must be to a hook's to count as a misspelling
+
+
+def check_declarations(method: FedMethod) -> None:
+    """Check a method's ``scopes``, ``views`` and ``uploads_needed``, and its functions' names.
+
+    Raises:
+        ConfigError: the base class is not initialised, a scope or stream does not exist, no registered tensor has a
+            prefix of ``scopes``, or a function of the class is named almost like a hook, or ``on_...`` like no hook.
+            The message suggests the nearest name.
+    """
+    name = type(method).__name__
+    if not hasattr(method, "_engine"):
+        raise ConfigError(f"{name}.__init__ must call super().__init__(model, **base)")
+    for prefix, scope in method.scopes.items():
+        _require_known(f"{name}.scopes: {prefix!r} has the scope", scope, get_args(Scope))
+    registered = list(method.registered())
+    parts = {".".join(one.split(".")[:depth]) for one in registered for depth in range(1, one.count(".") + 2)}
+    for prefix in method.scopes:
+        if not _is_empty(method, prefix):
+            _require_known(f"{name}.scopes: no registered tensor (parameter or buffer) begins with", prefix, parts)
+    for stream in method.views:
+        _require_known(f"{name}.views has a stream", stream, STREAMS)
+    _check_hooks(type(method), name)
+    _require_known(f"{name}.uploads_needed is", method.uploads_needed, ("mean", "each"))
+
+
+def uploads_needed(cls: type) -> str:
+    """What a method's server needs of the uploads' tensors (``FedMethod.uploads_needed``): ``each`` if the class or a
+    base says so or, without saying anything, overrides a hook that gets them.
+    """
+
+    def own(one: type) -> str:
+        usual = "each" if {"aggregate", "remember"} & vars(one).keys() else "mean"
+        return str(vars(one).get("uploads_needed", usual))
+
+    return "each" if any(own(one) == "each" for one in cls.__mro__) else "mean"
 
 
 def cohorts(made: Any, num_clients: int) -> list[list[int]]:
@@ -23,8 +63,9 @@ def cohorts(made: Any, num_clients: int) -> list[list[int]]:
         RunError: a client does not exist.
     """
     found = [list(cohort) for cohort in made]
-    for client in (client for cohort in found for client in cohort):
-        _require_client(client, num_clients)
+    for cohort in found:
+        for client in cohort:
+            _require_client(client, num_clients)
     return found
 
 
@@ -167,3 +208,33 @@ def _require_client(client: Any, num_clients: int) -> None:
 
 def _memory(tensor: Tensor) -> int:
     return int(tensor.untyped_storage().data_ptr())
+
+
+def _is_empty(method: FedMethod, prefix: str) -> bool:
+    """Whether the method has an attribute of this name without tensors: ``None``, or a module without any."""
+    held: Any = method
+    for part in prefix.split("."):
+        if not hasattr(held, part):
+            return False
+        held = getattr(held, part)
+    return held is None or (isinstance(held, nn.Module) and not held.state_dict())
+
+
+def _check_hooks(cls: type, name: str) -> None:
+    """Refuse what is named almost like a hook, or ``on_...`` like none: it would never be called."""
+    hooks = [hook for hook in vars(FedMethod) if not hook.startswith("_")]
+    hooks += [hook for hook in dir(L.LightningModule) if hook.startswith(("on_", "configure_"))]
+    own = {one for base in cls.__mro__ if base not in FedMethod.__mro__ for one in vars(base)}
+    for one in sorted(own):
+        close = get_close_matches(one, hooks, n=1, cutoff=0.0 if one.startswith("on_") else ALIKE)
+        if close and not one.startswith("_") and not hasattr(FedMethod, one):
+            raise ConfigError(
+                f"{name}.{one} is never called: did you mean {close[0]!r}? If it is no hook, give it another name"
+            )
+
+
+def _require_known(what: str, given: Any, known: Iterable[str]) -> None:
+    if given not in known:
+        close = get_close_matches(str(given), known, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}? There" if close else "there"
+        raise ConfigError(f"{what} {given!r}; {hint} are {', '.join(sorted(known)[:12])}")

@@ -3,31 +3,36 @@
 import time
 import warnings
 from collections import ChainMap, Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from math import inf, isnan
-from typing import Any, Literal, NamedTuple, Protocol
+from math import isnan
+from typing import Any, Literal, Protocol
 
 import torch
 from lightning import Fabric
 from lightning.fabric.loggers.logger import Logger
 from lightning.pytorch import Callback
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from benchmark.federation import hooks
 from benchmark.federation.checkpoint_files import OnDisk
-from benchmark.federation.collectives import all_gather, from_first, gather_results, to_device
-from benchmark.federation.declarations import check_declarations, uploads_needed
+from benchmark.federation.collectives import (
+    JointMean,
+    all_gather,
+    assign,
+    from_first,
+    gather_results,
+    spread,
+    to_device,
+)
 from benchmark.federation.engine import Engine
-from benchmark.federation.joint_mean import JointMean, without_tensors
+from benchmark.federation.fit import OptimizerStates
 from benchmark.federation.metrics import Sums, class_accuracies, client_accuracies, recorded_means, scores, sum_logged
-from benchmark.federation.optimizers import OptimizerStates
 from benchmark.federation.scaling import loss_scaler
-from benchmark.federation.site import ClientState, RunContext, VisitResult
+from benchmark.federation.site import ClientState, RunContext, VisitResult, not_finite
 from benchmark.federation.store import Store
 from datamodules.base import FSSLDataModule
-from datamodules.common.errors import NOT_FINITE, RunError
+from datamodules.common.errors import RunError
 from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
 from methods.base import FedMethod, Upload, Visit
@@ -59,7 +64,7 @@ class Federation:
         slots: number of clients that a process trains in turns; ``None``: one after another, without replay.
         replay: whether slots record steps and replay them.
         nonfinite: what to do with an upload whose loss or tensors are not finite: end the run (``stop``), or leave it
-            out of the aggregate and count it (``skip``).
+            out of the aggregate and count it (``skip``); its client then keeps what it had before the round.
         average_last: average the global weights of this many last rounds (or of all, if there are fewer) and evaluate
             that model once, at the end (``averaged``). 0: no average.
         store: where clients' states are kept; default: in host memory.
@@ -85,9 +90,11 @@ class Federation:
         store: Store | None = None,
         sums: Literal["ordered", "by_rank"] = "ordered",
     ) -> None:
-        check_declarations(method)
+        hooks.check_declarations(method)
         self.method, self.data, self.roster, self.fabric = method.to(fabric.device), data, roster, fabric
-        self.rounds, self.seed, self.eval_every = rounds, seed, eval_every
+        self.rounds, self.seed, self.eval_every, self.nonfinite = rounds, seed, eval_every, nonfinite
+        self.average_last = min(average_last, rounds)
+        self.joins_sums = sums == "by_rank" and hooks.uploads_needed(type(method)) == "mean"
         self.callbacks = [one for one in callbacks if hasattr(one, "on_round_end")]
         context = RunContext(
             data,
@@ -105,17 +112,12 @@ class Federation:
         self.memory: dict[int, dict[str, Tensor]] = {}
         method.memory = self.memory
         self.server = method.tensors("shared", "server")
-        self.clients = Store() if store is None else store
         self.server_state: ClientState | None = None
-        self.round = 0
-        self.nonfinite = nonfinite
-        needed = uploads_needed(type(method))
-        self.joint = JointMean(fabric, needed == "sum") if sums == "by_rank" and needed != "each" else None
-        self.average_last = min(average_last, rounds)
+        self.clients = Store() if store is None else store
+        self.round = self.bytes_up = self.bytes_down = self.steps = self.skipped = 0
         self.summed: dict[str, Tensor] = {}
         self.averaged: dict[str, Any] | None = None
         self.confusion: Tensor | None = None
-        self.bytes_up = self.bytes_down = self.steps = self.skipped = 0
         self.asked_before = False
         rounds_were_asked(reset=True)
 
@@ -159,45 +161,25 @@ class Federation:
             last, self.averaged = self.confusion, self.evaluate_averaged()
             self.confusion = last
 
-    def log(self, row: Mapping[str, Any], loggers: Iterable[Logger] | None = None) -> None:
-        """Pass an evaluated round to Fabric's loggers, or to ``loggers``.
-
-        A logger that fails is removed, with a warning.
-        """
-        if not self.fabric.is_global_zero:
-            return
-        values = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "round"}
-        for logger in list(self.fabric.loggers if loggers is None else loggers):
-            try:
-                logger.log_metrics(values, step=row["round"])
-                logger.save()
-            except Exception as error:
-                self.fabric.loggers.remove(logger)
-                warnings.warn(f"{type(logger).__name__} is off, the run goes on: {error}", stacklevel=2)
-
     def run_round(self, number: int) -> dict[str, Any] | None:
         """Run one round; returns its row of metrics if it was evaluated."""
         visits = self.visits(number)
-        uploads, by_client, results = self.run_visits(visits)
+        uploads, logged_at_clients, results = self.run_visits(visits)
         self.steps += sum(result.steps for result in results)
         self.bytes_down += sum(result.bytes_down for result in results)
-        self.bytes_up += sum(upload.num_bytes for upload in uploads)
+        self.bytes_up += sum(result.upload.num_bytes for result in results if result.upload is not None)
+        self.skipped += sum(not result.counts for result in results)
         self.become_server()
-        logged: Sums = {}
-        if uploads:
-            logged = self.engine.aggregate(uploads, number)
-            with self.engine.hook_context("remember", number):
-                kept = hooks.remembered(self.method.remember(uploads), self.data.num_clients)
-            self.memory.update(kept)
-        parts = [("in aggregate", logged), ("in server_step", self.server_phase(number))]
+        logged_at_server = [("in aggregate", self.aggregate(uploads, number))] if uploads else []
+        logged_at_server.append(("in server_step", self.server_phase(number)))
         if number >= self.rounds - self.average_last:
             self.add_to_average()
         with self.engine.hook_context("log", number):
-            sums = sum_logged(by_client) | {f"server/{name}": value for name, value in sum_logged(parts).items()}
-        last = number + 1 == self.rounds
-        if not last and (number + 1) % self.eval_every:
+            logged = sum_logged(logged_at_clients)
+            logged |= {f"server/{name}": value for name, value in sum_logged(logged_at_server).items()}
+        if (number + 1) % self.eval_every and number + 1 < self.rounds:
             return None
-        means = recorded_means(sums)
+        means = recorded_means(logged)
         with self.engine.hook_context("is_warmup", number):
             warmup = {"warmup": True} if self.method.is_warmup(number) else {}
         return {
@@ -214,7 +196,7 @@ class Federation:
         }
 
     def visits(self, number: int) -> list[Visit]:
-        """The round's visits, cohort by cohort."""
+        """Who takes part: the round's visits, cohort by cohort."""
         visits, seen = [], Counter[int]()
         with self.engine.hook_context("select_clients", number):
             cohorts = hooks.cohorts(self.method.select_clients(number, self.roster), self.data.num_clients)
@@ -237,66 +219,57 @@ class Federation:
         return visits
 
     def run_visits(self, visits: Sequence[Visit]) -> tuple[list[Upload], list[tuple[str, Sums]], list[VisitResult]]:
-        """Run the visits, sharded over ranks by client; every rank gets all results.
-
-        An upload that is not finite ends the run, or is left out and counted (``nonfinite``); its client then keeps
-        what it had before the round.
+        """Each client is sent the model, trains and uploads; visits are shared among processes by client.
 
         Returns:
-            uploads, logged sums with their clients, and results, all in (client id, repeat) order, so that the number
-            of processes changes no bit.
+            uploads, logged sums with their clients, and results, all in (client id, repeat) order and in every process,
+            so that the number of processes changes no bit. What is left out is in the results alone.
         """
         ranks = self.fabric.world_size
-        shares = all_on_first_rank(visits, ranks) if self.engine.sequential else assign(visits, ranks)
+        # If each visit starts from what the one before it left, all are made by the first process.
+        shares = [list(visits), *[[]] * (ranks - 1)] if self.engine.sequential else assign(visits, ranks)
         mine = shares[self.fabric.global_rank]
-        if self.joint is not None:
-            self.joint.begin({name: self.server[name] for name in self.method.names("shared")}, mine)
-        results: dict[tuple[int, int], VisitResult] = {}
-        left_out: set[tuple[int, int]] = set()
-        for theirs in gather_results(self.fabric, lambda: self.run_own_visits(mine)):
-            results |= theirs.results
-            left_out |= set(theirs.skipped)
-            self.engine.shared_optimizer_state = theirs.shared_optimizer_state or self.engine.shared_optimizer_state
+        shared = {name: self.server[name] for name in self.method.names("shared")}
+        joint = JointMean(self.fabric, shared) if self.joins_sums else None
+        found: dict[Visit, VisitResult] = {}
+        for theirs, shared_optimizer_state in gather_results(self.fabric, lambda: self.run_own_visits(mine, joint)):
+            found |= theirs
+            self.engine.shared_optimizer_state = shared_optimizer_state or self.engine.shared_optimizer_state
         self.share_states(shares)
-        self.skipped += len(left_out)
-        self.bytes_up += sum(upload.num_bytes for key in left_out if (upload := results[key].upload) is not None)
-        sound = {key: results[key] for key in sorted(results) if key not in left_out}
-        uploads = [result.upload for result in sound.values() if result.upload is not None]
-        if self.joint is not None:
-            uploads = [self.joint.for_server(upload) for upload in uploads]
-        sums = [(f"by client {client}", result.sums) for (client, _), result in sound.items()]
+        results = dict(sorted(found.items(), key=lambda pair: (pair[0].client, pair[0].repeat)))
+        sums = [(f"by client {visit.client}", result.sums) for visit, result in results.items() if result.counts]
+        uploads = [one.upload for one in results.values() if one.counts and one.upload is not None]
+        if joint is not None:
+            uploads = [joint.for_server(upload) for upload in uploads]
         return uploads, sums, list(results.values())
 
-    def run_own_visits(self, mine: Sequence[Visit]) -> "RankResults":
-        """Run the visits of this process.
+    def run_own_visits(
+        self, mine: Sequence[Visit], joint: JointMean | None
+    ) -> tuple[dict[Visit, VisitResult], OptimizerStates]:
+        """Run the visits of this process; returns their results, and the state of an optimiser that clients share.
 
-        If a visit is left out, the next round starts from the shared optimiser state that this round started from.
+        An upload that is not finite ends the run, or does not count: its client then keeps what it had, and the next
+        round starts from the shared optimiser state that this round started from.
+
+        Raises:
+            RunError: what the method raises, or an upload is not finite and ``nonfinite`` is ``stop``.
         """
         before = self.engine.shared_optimizer_state
-        lost: list[Visit] = []
-
-        def on_visit_end(visit: Visit, result: VisitResult) -> VisitResult:
-            if self.joint is None:
-                return result
-            lost.extend(self.nonfinite_visits({visit: result}))
-            if result.upload is None:
-                self.joint.leave_out(visit)
-                return result
-            return result._replace(upload=self.add_to_mean(result.upload, lost))
-
-        stops = self.nonfinite == "stop"
         new: dict[int, ClientState] = {}  # not yet stored: a visit may turn out not to count
-        results = self.engine.run_visits(
-            mine, self.server, self.clients if stops else ChainMap(new, self.clients), on_visit_end
-        )
-        if self.joint is None:
-            lost = self.nonfinite_visits({v: results[v.client, v.repeat] for v in mine})
-        for visit in lost:
+        kept = self.clients if self.nonfinite == "stop" else ChainMap(new, self.clients)
+        results = self.engine.run_visits(mine, self.server, kept)
+        for visit, what in not_finite(results).items():
+            if self.nonfinite == "stop":
+                raise RunError(f"{type(self.method).__name__}{hooks.location(visit)}: {what}")
+            results[visit] = results[visit]._replace(counts=False)
             new.pop(visit.client, None)
             self.engine.shared_optimizer_state = before
         self.clients.update(new)
-        skipped = [(visit.client, visit.repeat) for visit in lost]
-        return RankResults(results, skipped, self.engine.shared_optimizer_state if mine else [])
+        if joint is not None:
+            for visit, result in results.items():
+                if result.upload is not None:
+                    results[visit] = result._replace(upload=joint.take(result.upload))
+        return results, self.engine.shared_optimizer_state if mine else []
 
     def share_states(self, shares: Sequence[Sequence[Visit]]) -> None:
         """Send what clients keep to all processes, a few clients at a time.
@@ -314,31 +287,17 @@ class Federation:
                 if other != rank:
                     self.clients.update(theirs)
 
-    def nonfinite_visits(self, results: Mapping[Visit, VisitResult]) -> list[Visit]:
-        """The visits whose loss or upload is not finite, which are left out.
-
-        Raises:
-            RunError: there is one, and ``nonfinite`` is ``stop``.
-        """
-        found = find_nonfinite(results)
-        if self.nonfinite == "stop":
-            for visit, what in found.items():
-                raise RunError(f"{type(self.method).__name__}{hooks.location(visit)}: {what}")
-        return list(found)
-
-    def add_to_mean(self, upload: Upload, lost: Sequence[Visit]) -> Upload:
-        """Add an upload to the joint mean, unless its visit is left out; returns it without its tensors."""
-        assert self.joint is not None
-        if upload.visit in lost:
-            self.joint.leave_out(upload.visit)
-            return without_tensors(upload)
-        with self.engine.hook_context("weights for", upload.visit.round, upload.visit):
-            weight = self.method.weights([upload])[0] if self.joint.at_once else 0.0
-            return self.joint.take(upload, float(weight))
-
     def become_server(self) -> None:
         """Load the server's tensors into the module; nothing of the last client remains."""
         self.method.load_tensors({**self.engine.initial, **self.server})
+
+    def aggregate(self, uploads: Sequence[Upload], number: int) -> Sums:
+        """The server turns uploads into its next model, and keeps what it remembers; returns what was logged."""
+        logged = self.engine.aggregate(uploads, number)
+        with self.engine.hook_context("remember", number):
+            kept = hooks.remembered(self.method.remember(uploads), self.data.num_clients)
+        self.memory.update(kept)
+        return logged
 
     def server_phase(self, number: int, first: bool = False) -> Sums:
         """Run the server's step, then refresh static norm statistics; returns what was logged.
@@ -349,8 +308,8 @@ class Federation:
             self.become_server()
         result, state = self.engine.run_server(number, self.server_state, first)
         self.steps += result.steps
-        for visit, found in find_nonfinite({Visit(number, SERVER): result}).items():
-            raise RunError(f"{type(self.method).__name__}{hooks.location(visit)}: {found}")
+        for visit, what in not_finite({Visit(number, SERVER): result}).items():
+            raise RunError(f"{type(self.method).__name__}{hooks.location(visit)}: {what}")
         registered = self.method.registered()
         own = {name: registered[name] for name in self.method.names("shared", "server")}
         server, self.server_state, logged = from_first(self.fabric, (own, state, result.sums))
@@ -400,6 +359,22 @@ class Federation:
         wide = {name: value.to(torch.float64) for name, value in self.server.items() if value.is_floating_point()}
         self.summed = {name: self.summed[name] + value if self.summed else value for name, value in wide.items()}
 
+    def log(self, row: Mapping[str, Any], loggers: Iterable[Logger] | None = None) -> None:
+        """Pass an evaluated round to Fabric's loggers, or to ``loggers``.
+
+        A logger that fails is removed, with a warning.
+        """
+        if not self.fabric.is_global_zero:
+            return
+        values = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "round"}
+        for logger in list(self.fabric.loggers if loggers is None else loggers):
+            try:
+                logger.log_metrics(values, step=row["round"])
+                logger.save()
+            except Exception as error:
+                self.fabric.loggers.remove(logger)
+                warnings.warn(f"{type(logger).__name__} is off, the run goes on: {error}", stacklevel=2)
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next round depends on. Later rounds make new tensors and leave these alone."""
         return {
@@ -434,77 +409,3 @@ class Federation:
         self.asked_before = state.get("asked_rounds", True)
         self.summed = to_device(state.get("summed", {}), device)
         self.become_server()
-
-
-def find_nonfinite(results: Mapping[Visit, VisitResult]) -> dict[Visit, str]:
-    """Visits with a loss, an uploaded tensor or a weight that is not finite, each with a message naming it.
-
-    All visits are checked with one read from the device.
-    """
-    parts = {visit: own for visit, result in results.items() if (own := _numbers(result))}
-    flags = [get_total_norm([value for _, value in own], inf).isfinite() for own in parts.values()]
-    found = {}
-    for visit, sound in zip(parts, torch.stack(flags).tolist() if flags else (), strict=True):
-        if not sound:
-            bad = next(name for name, value in parts[visit] if not bool(value.isfinite().all()))
-            found[visit] = (
-                f"{bad} {NOT_FINITE}. The last checkpoint is intact; lower the learning rate, take masked_mean of "
-                "methods.parts.tensors for a mean over a mask that may be empty, or try --precision 32-true if this "
-                "was mixed precision"
-            )
-    return found
-
-
-def _numbers(result: VisitResult) -> list[tuple[str, Tensor]]:
-    """What a visit gives that must be finite, with its name in an error message; names may be given twice."""
-    numbers = [("the loss", result.sums["loss"][0])] if "loss" in result.sums else []
-    if (upload := result.upload) is not None:
-        numbers += [(f"the uploaded {name}", value) for name, value in (*upload.tensors.items(), *upload.stats.items())]
-        device = next((value.device for _, value in numbers), None)
-        numbers.append(("the upload's weight", torch.tensor(upload.weight, device=device)))
-    return [(name, value) for name, value in numbers if value.is_floating_point() and value.numel()]
-
-
-class RankResults(NamedTuple):
-    """The results of one process's visits in a round, by client and repeat.
-
-    Args:
-        results: of all visits.
-        skipped: the visits that are left out.
-        shared_optimizer_state: the state of optimisers that clients share, after the last visit.
-    """
-
-    results: dict[tuple[int, int], VisitResult]
-    skipped: list[tuple[int, int]]
-    shared_optimizer_state: OptimizerStates
-
-
-def all_on_first_rank(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
-    """All visits on the first rank, since each starts from what the one before it left."""
-    return [list(visits), *([] for _ in range(ranks - 1))]
-
-
-def assign(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
-    """Split visits over ranks so that loads are balanced; all visits of a client stay on one rank, in order.
-
-    Clients are assigned from the largest (images times visits) down, each to the rank with the smallest load.
-    """
-    load: dict[int, int] = {}
-    for visit in visits:
-        load[visit.client] = load.get(visit.client, 0) + max(visit.size, 1)
-    totals, owner = [0] * ranks, {}
-    for client in sorted(load, key=lambda c: (-load[c], c)):
-        owner[client] = min(range(ranks), key=lambda r: (totals[r], r))
-        totals[owner[client]] += load[client]
-    return [[v for v in visits if owner[v.client] == rank] for rank in range(ranks)]
-
-
-def spread(fabric: Fabric, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """Results of all items, in order: every rank works on its share and gets the results of the others."""
-    ranks, rank = fabric.world_size, fabric.global_rank
-
-    def mine() -> dict[int, Any]:
-        return {i: work(item) for i, item in enumerate(items) if i % ranks == rank}
-
-    results = {i: result for part in gather_results(fabric, mine) for i, result in part.items()}
-    return [results[i] for i in sorted(results)]

@@ -1,8 +1,8 @@
 """Metrics of a round: what hooks have logged, and a classifier's scores, overall, by class and by client."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import ceil, log
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,41 +19,33 @@ Sums = dict[str, tuple[Tensor, Tensor]]
 """By name: a weighted sum, and the sum of the weights."""
 
 
-def pseudo_label_shares(selected: float, correct: float) -> dict[str, float]:
+def pseudo_label_metrics(means: Mapping[str, Any]) -> dict[str, Any]:
     """Derive metrics from the shares of selected and correctly selected pseudo-labels ((FL)2, Fig. 3).
 
     Args:
-        selected: selected / all, in [0, 1].
-        correct: selected and correct / all.
+        means: may have ``pseudo/selected`` and ``pseudo/correct``, shares of all pseudo-labels in [0, 1], and the same
+            by class (as labelled), ``[C]``, as ``..._by_class``.
 
     Returns:
-        ``wrong`` / all; ``accuracy`` = correct / selected and ``correct_per_wrong``, left out if they would divide by
-        0.
+        under ``pseudo/``: ``wrong`` / all; ``accuracy`` = correct / selected and ``correct_per_wrong``, left out if
+        they would divide by 0; ``accuracy_by_class``, ``None`` where nothing was selected; and ``balance``: the entropy
+        of the selected classes over log C, 1 for equal shares, 0 for a single class, left out if nothing was selected.
     """
-    wrong = selected - correct
-    shares = {"wrong": wrong}
-    if selected:
-        shares["accuracy"] = correct / selected
-    if wrong > 0:
-        shares["correct_per_wrong"] = correct / wrong
-    return shares
-
-
-def pseudo_label_classes(selected: Sequence[float], correct: Sequence[float]) -> dict[str, Any]:
-    """Derive metrics from those shares by class (as labelled).
-
-    Args:
-        selected: images selected with each class / all images, ``[C]``.
-        correct: correct ones among them / all images, ``[C]``.
-
-    Returns:
-        ``accuracy_by_class`` = correct / selected, ``None`` if nothing was selected, and ``balance``: the entropy of
-        the selected classes over log C; 1 for equal shares, 0 for a single class, left out if nothing was selected.
-    """
-    accuracy = [round(c / s, 6) if s else None for s, c in zip(selected, correct, strict=True)]
-    total = sum(selected)
-    entropy = -sum(s / total * log(s / total) for s in selected if s)
-    return {"accuracy_by_class": accuracy} | ({"balance": entropy / log(len(selected))} if total else {})
+    found: dict[str, Any] = {}
+    selected, correct = means.get("pseudo/selected"), means.get("pseudo/correct")
+    if selected is not None and correct is not None:
+        wrong = found["wrong"] = selected - correct
+        if selected:
+            found["accuracy"] = correct / selected
+        if wrong > 0:
+            found["correct_per_wrong"] = correct / wrong
+    selected, correct = means.get("pseudo/selected_by_class"), means.get("pseudo/correct_by_class")
+    if selected is not None and correct is not None:
+        found["accuracy_by_class"] = [round(c / s, 6) if s else None for s, c in zip(selected, correct, strict=True)]
+        if total := sum(selected):
+            entropy = -sum(s / total * log(s / total) for s in selected if s)
+            found["balance"] = entropy / log(len(selected))
+    return {f"pseudo/{name}": value for name, value in found.items()}
 
 
 def sum_logged(parts: Iterable[tuple[str, Sums]]) -> Sums:
@@ -93,28 +85,7 @@ def recorded_means(sums: Sums) -> dict[str, Any]:
             means[name] = float(total) / by
         elif by and dimensions == 1:
             means[name] = [round(value / by, 6) for value in total.tolist()]
-    return {**means, **_pseudo_label_metrics(means)}
-
-
-def _pseudo_label_metrics(means: Mapping[str, Any]) -> dict[str, Any]:
-    shares: dict[str, Any] = {}
-    for suffix, derive in (("", pseudo_label_shares), ("_by_class", pseudo_label_classes)):
-        selected, correct = (means.get(f"pseudo/{name}{suffix}") for name in ("selected", "correct"))
-        if selected is not None and correct is not None:
-            shares |= derive(selected, correct)
-    return {f"pseudo/{name}": value for name, value in shares.items()}
-
-
-class Scores(NamedTuple):
-    """Result of ``scores``.
-
-    Args:
-        metrics: see ``classification_metrics``.
-        confusion: samples by true class (rows) and most probable class (columns), int64 [C, C].
-    """
-
-    metrics: dict[str, float]
-    confusion: Tensor
+    return {**means, **pseudo_label_metrics(means)}
 
 
 def classification_metrics(probs: Tensor, labels: Tensor) -> dict[str, float]:
@@ -134,16 +105,25 @@ def classification_metrics(probs: Tensor, labels: Tensor) -> dict[str, float]:
     Raises:
         RunError: probabilities are not finite or not in [0, 1].
     """
-    return scores(probs, labels).metrics
+    return scores(probs, labels)[0]
 
 
-def scores(probs: Tensor, labels: Tensor) -> Scores:
+def scores(probs: Tensor, labels: Tensor) -> tuple[dict[str, float], Tensor]:
     """Compute ``classification_metrics`` and the confusion matrix (same arguments).
 
     The AUC, which sorts each class's probabilities, is computed on their device, all else on the CPU.
+
+    Returns:
+        the metrics, and the samples by true class (rows) and most probable class (columns), int64 ``[C, C]``.
     """
     on_device, probs, labels = probs, probs.cpu(), labels.cpu()
-    _check(probs)
+    if not bool(probs.isfinite().all()):
+        raise RunError(f"metrics: a class probability {NOT_FINITE}: the model has diverged; lower the learning rate")
+    least, most = (float(bound) for bound in probs.aminmax())
+    if least < 0.0 or most > 1.0:
+        raise RunError(
+            f"metrics: class probabilities run from {least} to {most} instead of 0 to 1; apply a softmax to logits"
+        )
     classes = probs.shape[1]
     predicted = probs.argmax(dim=1)
     confusion = multiclass_confusion_matrix(predicted, labels, classes, validate_args=False)
@@ -155,14 +135,14 @@ def scores(probs: Tensor, labels: Tensor) -> Scores:
         "precision": multiclass_precision(predicted, labels, classes, validate_args=False),
         "recall": (recalls / present.sum()).sum(),
     }
-    return Scores({name: 100.0 * float(value) for name, value in metrics.items()}, confusion)
+    return {name: 100.0 * float(value) for name, value in metrics.items()}, confusion
 
 
 def class_accuracies(confusion: Tensor) -> Tensor:
     """Compute the accuracy on each class in percent, float64 [C]; NaN for a class without samples.
 
     Args:
-        confusion: see ``Scores``.
+        confusion: see ``scores``.
     """
     return 100.0 * confusion.diagonal().double() / confusion.sum(dim=1)
 
@@ -190,16 +170,6 @@ def client_accuracies(by_class: Tensor, counts: Tensor) -> dict[str, float]:
     accuracies = ((held * by_class[known]).sum(dim=1) / held.sum(dim=1)).sort().values
     worst = accuracies[: ceil(len(accuracies) / 10)]
     return {"acc_clients": float(accuracies.mean()), "acc_worst_clients": float(worst.mean())}
-
-
-def _check(probs: Tensor) -> None:
-    if not bool(probs.isfinite().all()):
-        raise RunError(f"metrics: a class probability {NOT_FINITE}: the model has diverged; lower the learning rate")
-    least, most = (float(bound) for bound in probs.aminmax())
-    if least < 0.0 or most > 1.0:
-        raise RunError(
-            f"metrics: class probabilities run from {least} to {most} instead of 0 to 1; apply a softmax to logits"
-        )
 
 
 def _auc(probs: Tensor, labels: Tensor) -> Tensor:

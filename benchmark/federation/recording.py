@@ -10,9 +10,7 @@ it tests whether a step may be captured.
 
 import os
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +51,13 @@ _TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _METHODS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.cpu}
 
 
-class Recording(ABC):
-    """A step that was recorded."""
-
-    @abstractmethod
-    def replay(self) -> None:
-        """Run the step again on what its tensors hold now. Random draws continue from the state of the generators."""
-
-
 def record(
     step: Callable[[], object],
     device: torch.device,
     generators: Sequence[torch.Generator] = (),
     stream: torch.cuda.Stream | None = None,
     pool: Any = None,
-) -> Recording:
+) -> "Recording":
     """Run a step once and record it.
 
     Run the step at least once before, on CUDA on the same ``stream``: an optimiser's first step creates its state,
@@ -90,7 +80,7 @@ def record(
     return CudaGraph(step, device, generators, stream, pool)
 
 
-class CudaGraph(Recording):
+class CudaGraph:
     """A step as a CUDA graph; see ``record``. Capturing runs nothing, so the graph is replayed once.
 
     Operations are not watched, which would take longer than running them. CUDA refuses what cannot be captured but does
@@ -130,7 +120,7 @@ class CudaGraph(Recording):
         self.graph.replay()
 
 
-class OperationList(Recording):
+class OperationList:
     """A step as a list of calls, for the CPU; see ``record``. It keeps all intermediate tensors in memory."""
 
     def __init__(self, step: Callable[[], object], generators: Sequence[torch.Generator]) -> None:
@@ -140,30 +130,18 @@ class OperationList(Recording):
         self.calls = recorder.calls
 
     def replay(self) -> None:
-        """Call every operation again, below autograd and autocast, as it was recorded."""
+        """Call every operation again, below autograd and autocast, as it was recorded.
+
+        What it creates is copied over what it created before; in-place changes and views need no copy.
+        """
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
-            for call in self.calls:
-                call.again()
+            for operation, args, kwargs, results in self.calls:
+                for old, new in zip(results, tree_leaves(operation(*args, **kwargs)), strict=True):
+                    if old is not None:
+                        old.copy_(new)
 
 
-@dataclass
-class _Call:
-    """One operation, with aliases of its tensors: they share memory with the step's own, but have no autograd graph.
-
-    ``results`` are the tensors that it created, ``None`` for those that share memory with an argument.
-    """
-
-    operation: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    results: list[Tensor | None]
-
-    def again(self) -> None:
-        """Run it and copy what it creates over what it created before; in-place changes and views need no copy."""
-        made = tree_leaves(self.operation(*self.args, **self.kwargs))
-        for old, new in zip(self.results, made, strict=True):
-            if old is not None:
-                old.copy_(new)
+Recording = CudaGraph | OperationList
 
 
 class WatchedMethods(TorchFunctionMode):
@@ -203,7 +181,7 @@ class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:  # in inference mode a composite operation arrives whole: watch its parts
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         if reads_host(func, args):
-            self.host_read(_name(func))
+            self.host_read(str(func.overloadpacket))
         if self.generators is None or torch.Tag.nondeterministic_seeded not in func.tags:
             return self.run(func, args, kwargs)
         known = {_address(generator) for generator in self.generators}
@@ -212,9 +190,10 @@ class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = self.run(func, args, kwargs)
         if not given <= known or not torch.equal(before, torch.get_rng_state()):
             raise RunError(
-                f"{_name(func)} at {_place()}: a step may not draw from torch's global generator or from one that the "
-                "recording does not know, since a replay could not seed it. Draw with generator=self.generator; "
-                "if an operation takes no generator (dropout), draw a mask with one that does; "
+                f"{func.overloadpacket} at {_place()}: a step may not draw from torch's global generator or from one "
+                "that the recording does not know, since a replay could not seed it. Draw with "
+                "generator=self.generator; if an operation takes no generator (dropout), draw a mask with one that "
+                "does; "
                 "--replay false takes steps one by one"
             )
         return out
@@ -225,11 +204,15 @@ class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Recorder(WatchedOperations):  # type: ignore[no-untyped-call]
-    """Records the operations as well."""
+    """Records the operations as well.
+
+    A call is kept with aliases of its tensors, which share memory with the step's own but have no autograd graph, and
+    with the tensors that it created, ``None`` for those that share memory with an argument.
+    """
 
     def __init__(self, host_read: Callable[[str], None], generators: Sequence[torch.Generator]) -> None:
         super().__init__(host_read, generators)
-        self.calls: list[_Call] = []
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor | None]]] = []
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation and record it."""
@@ -245,7 +228,7 @@ class _Recorder(WatchedOperations):  # type: ignore[no-untyped-call]
             return isinstance(leaf, Tensor) and not leaf._is_zerotensor() and _memory(leaf) not in memory
 
         results = [leaf.detach() if is_new(leaf) else None for leaf in tree_leaves(out)]
-        self.calls.append(_Call(func, kept_args, kept_kwargs, results))
+        self.calls.append((func, kept_args, kept_kwargs, results))
         return out
 
 
@@ -256,10 +239,6 @@ def reads_host(func: Any, args: tuple[Any, ...]) -> bool:
             return False
         return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return not _TAGS.isdisjoint(func.tags) or func.name() in _UNTAGGED
-
-
-def _name(func: Any) -> str:
-    return str(func.overloadpacket)
 
 
 def _refuse(name: str) -> None:

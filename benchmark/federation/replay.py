@@ -6,16 +6,14 @@ is a CUDA graph.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from benchmark.federation.fit import Fit
-from benchmark.federation.optimizers import parameters_of
+from benchmark.federation.fit import Fit, parameters_of
 from benchmark.federation.recording import Recording, record
 from datamodules.views.batches import Batch
 from methods.base import FedMethod, Tally
@@ -78,15 +76,15 @@ class Replay:
                 self.rates[number].fill_(rate)
                 self.held[number] = rate
 
-    @contextmanager
-    def own_rates(self, groups: Sequence[dict[str, Any]]) -> Iterator[None]:
-        """Within it, parameter groups have the seat's tensors as rates; hooks otherwise see numbers."""
+    def record(self, unit: Callable[[Batch], None], batch: Batch, fit: Fit) -> "RecordedStep":
+        """Record a step; meanwhile parameter groups have the seat's tensors as rates, where hooks else see numbers."""
+        groups = groups_of(fit)
         self.write_rates(groups)
         given = [group["lr"] for group in groups]
         for group, rate in zip(groups, self.rates, strict=False):
             group["lr"] = rate
         try:
-            yield
+            return RecordedStep(unit, batch, self, fit)
         finally:
             for group, rate in zip(groups, given, strict=True):
                 group["lr"] = rate
@@ -106,27 +104,25 @@ class Replay:
         A step that changes a setting which its recording would freeze is never recorded. ``on_train_batch_end`` is part
         of the recorded step, so schedules move after it; elsewhere they move before it.
         """
-        groups = [group for optimizer in fit.optimizers for group in optimizer.param_groups]
         restless, settled, epoch = changes_between_steps(fit), 0, -1
 
         def unit(batch: Batch) -> None:
             outputs = fit.compute(batch, fit.batch_idx)
-            fit.trainer.call("on_train_batch_end", outputs, batch, fit.batch_idx)
+            fit.call("on_train_batch_end", outputs, batch, fit.batch_idx)
 
         def take(batch: Batch, number: int) -> None:
             nonlocal settled, epoch
             same = True
-            if restless or epoch != fit.trainer.current_epoch:
-                settled, epoch = self.setting(fit), fit.trainer.current_epoch
+            if restless or epoch != fit.current_epoch:
+                settled, epoch = self.setting(fit), fit.current_epoch
             key = settled, form(batch)
             recorded = self.recorded.get(key)
             if recorded is not None:
-                self.write_rates(groups)
+                self.write_rates(groups_of(fit))
                 recorded.replay(batch, fit)
                 self.taken["replayed"] += 1
             elif self.met[key] and len(self.recorded) < MOST_RECORDINGS:
-                with self.own_rates(groups):
-                    self.recorded[key] = RecordedStep(unit, batch, self, fit)
+                self.recorded[key] = self.record(unit, batch, fit)
                 self.taken["captured"] += 1
             else:
                 before = numbers(fit)
@@ -161,7 +157,7 @@ class RecordedStep:
     """
 
     def __init__(self, step: Callable[[Batch], None], batch: Batch, replay: Replay, fit: Fit) -> None:
-        taken, self.tallies = fit.trainer.global_step, replay.tallies
+        taken, self.tallies = fit.global_step, replay.tallies
         self.inputs = {name: {f: value.clone() for f, value in fields.items()} for name, fields in batch.items()}
         self.places = [value for fields in self.inputs.values() for value in fields.values()]
         before = [dict(tally.touched) for tally in self.tallies]
@@ -170,7 +166,7 @@ class RecordedStep:
         self.recording: Recording = record(
             lambda: step(self.inputs), replay.device, [replay.generator], replay.stream, replay.pool
         )
-        self.optimizer_steps = fit.trainer.global_step - taken
+        self.optimizer_steps = fit.global_step - taken
         self.logged = [dict(tally.touched) for tally in self.tallies]
         for tally, names in zip(self.tallies, before, strict=True):
             tally.touched.update(names)
@@ -181,15 +177,20 @@ class RecordedStep:
         self.recording.replay()
         for tally, names in zip(self.tallies, self.logged, strict=True):
             tally.touched.update(names)
-        fit.trainer.global_step += self.optimizer_steps
+        fit.global_step += self.optimizer_steps
         for optimizer in fit.optimizers:
             setattr(optimizer, "_opt_called", True)  # noqa: B010  # else a scheduler warns that no step was taken
+
+
+def groups_of(fit: Fit) -> list[dict[str, Any]]:
+    """The parameter groups of a fit's optimisers."""
+    return [group for optimizer in fit.optimizers for group in optimizer.param_groups]
 
 
 def changes_between_steps(fit: Fit) -> bool:
     """Whether a hook or a schedule that runs between steps may change how a step is taken."""
     own = type(fit.method)
-    return bool(fit.schedules) or any(getattr(own, hook) is not getattr(FedMethod, hook) for hook in BETWEEN)
+    return bool(fit.lr_scheduler_configs) or any(getattr(own, hook) is not getattr(FedMethod, hook) for hook in BETWEEN)
 
 
 def form(batch: Batch) -> tuple[Any, ...]:
@@ -205,10 +206,8 @@ def recordable(optimizer: Optimizer) -> bool:
 
 def numbers(fit: Fit) -> tuple[Any, ...]:
     """What a recorded step must not change: settings and rates of optimisers, positions of schedules."""
-    optimizers, schedules = fit.optimizers, fit.schedules
-    rates = [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
-    places = [getattr(one.scheduler, "last_epoch", None) for one in schedules]
-    return [settings(optimizer) for optimizer in optimizers], rates, places
+    places = [getattr(one.scheduler, "last_epoch", None) for one in fit.lr_scheduler_configs]
+    return [*map(settings, fit.optimizers)], [float(group["lr"]) for group in groups_of(fit)], places
 
 
 def settings(optimizer: Optimizer) -> tuple[Any, ...]:

@@ -1,24 +1,23 @@
 """A client's data and what it may ask for in a visit, as a method's hooks see it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
-from benchmark.federation.fit import Fit
-from benchmark.federation.holdings import Holdings
+from benchmark.federation.fit import Fit, OptimizerStates, kept_states
 from benchmark.federation.metrics import Sums
-from benchmark.federation.optimizers import OptimizerStates, kept_states
 from benchmark.federation.scaling import LossScaler
-from benchmark.federation.trainer import VisitTrainer
 from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common import streams as random_streams
-from datamodules.common.errors import RunError
+from datamodules.common.errors import NOT_FINITE, RunError
 from datamodules.partition.sites import true_labels
 from datamodules.views.batches import Batch, LocalWork, epoch
 from methods.base import FedMethod, Tally, Upload, Visit
@@ -35,16 +34,50 @@ class Sent(NamedTuple):
 
 
 class VisitResult(NamedTuple):
-    """The result of a visit: ``steps`` counts calls of ``training_step``."""
+    """The result of a visit.
+
+    Args:
+        upload: what goes to the server, if anything.
+        sums: what was logged.
+        bytes_down: bytes that the client was sent.
+        steps: calls of ``training_step``.
+        counts: whether it is a part of the aggregate: not if it was left out (``nonfinite``).
+    """
 
     upload: Upload | None
     sums: Sums
     bytes_down: int
     steps: int
+    counts: bool = True
 
 
-OnVisitEnd = Callable[[Visit, VisitResult], VisitResult]
-"""Called with the result of each visit as soon as it has ended; returns the result to keep."""
+def not_finite(results: Mapping[Visit, VisitResult]) -> dict[Visit, str]:
+    """Visits with a loss, an uploaded tensor or a weight that is not finite, each with a message naming it.
+
+    All visits are checked with one read from the device.
+    """
+    parts = {visit: own for visit, result in results.items() if (own := _numbers(result))}
+    flags = [get_total_norm([value for _, value in own], inf).isfinite() for own in parts.values()]
+    found = {}
+    for visit, sound in zip(parts, torch.stack(flags).tolist() if flags else (), strict=True):
+        if not sound:
+            bad = next(name for name, value in parts[visit] if not bool(value.isfinite().all()))
+            found[visit] = (
+                f"{bad} {NOT_FINITE}. The last checkpoint is intact; lower the learning rate, take masked_mean of "
+                "methods.parts.tensors for a mean over a mask that may be empty, or try --precision 32-true if this "
+                "was mixed precision"
+            )
+    return found
+
+
+def _numbers(result: VisitResult) -> list[tuple[str, Tensor]]:
+    """What a visit gives that must be finite, with its name in an error message; names may be given twice."""
+    numbers = [("the loss", result.sums["loss"][0])] if "loss" in result.sums else []
+    if (upload := result.upload) is not None:
+        numbers += [(f"the uploaded {name}", value) for name, value in (*upload.tensors.items(), *upload.stats.items())]
+        device = next((value.device for _, value in numbers), None)
+        numbers.append(("the upload's weight", torch.tensor(upload.weight, device=device)))
+    return [(name, value) for name, value in numbers if value.is_floating_point() and value.numel()]
 
 
 @dataclass
@@ -95,6 +128,46 @@ class RunContext:
             yield
 
 
+class Holdings:
+    """The images of the site that is visited at the moment, in tensors that stay at the same place.
+
+    A step must not read numbers back to the host, and a recorded step serves many sites. So whether a visit has asked
+    for another site's images is noted on the device, and the note is read when the visit ends.
+
+    Args:
+        data: all images.
+    """
+
+    def __init__(self, data: FSSLDataModule) -> None:
+        self.held = torch.zeros(data.num_images, dtype=torch.bool, device=data.device)
+        self.own = torch.ones((), dtype=torch.bool, device=data.device)
+        self.marked = torch.empty(0, dtype=torch.int64, device=data.device)
+
+    def hold(self, data: SiteData) -> None:
+        """The next visit is to a site with these images. The time does not depend on what other sites hold."""
+        self.held.index_fill_(0, self.marked, False)
+        self.own.fill_(True)
+        self.marked = torch.cat([one for one in (data.labelled, data.unlabelled, data.validation) if one is not None])
+        self.held.index_fill_(0, self.marked, True)
+
+    def note(self, index: Tensor) -> None:
+        """Note whether images (positions in the training set, int64 ``[n]``) are the site's."""
+        self.own.logical_and_(self.held[index].all())
+
+    def require_own(self) -> None:
+        """Refuse a visit that has asked for another site's images.
+
+        Raises:
+            RunError: it has.
+        """
+        if not bool(self.own):
+            raise RunError(
+                "a stream, views, report_pseudo_labels or oracle was given training images that the site does not "
+                "hold; take positions from client.data (client.data.unlabelled[keep]): indices into them, such as "
+                "torch.arange(n), are positions of other images"
+            )
+
+
 _measured: WeakKeyDictionary["LocalSite", Tally] = WeakKeyDictionary()
 
 
@@ -125,7 +198,7 @@ class LocalSite:
         self.data, self.visit, self.optimizer_states = data, visit, states
         self._method, self._context = method, context
         _measured[self] = Tally() if hidden is None else hidden
-        self._holdings = Holdings(context.data.num_images, context.data.device) if holdings is None else holdings
+        self._holdings = Holdings(context.data) if holdings is None else holdings
         self._holdings.hold(data)
         self.passes = self.steps = 0
 
@@ -164,11 +237,8 @@ class LocalSite:
 
     def prepare_fit(self, epochs: int = 0) -> Fit:
         """A fit of ``epochs`` epochs whose optimisers start from the state that the site has kept."""
-        context = self._context
-        trainer = VisitTrainer(
-            self._method, context.callbacks, context.loggers, context.rank, context.ranks, max_epochs=epochs
-        )
-        return Fit(self._method, self.optimizer_states, trainer)
+        c = self._context
+        return Fit(self._method, self.optimizer_states, epochs, c.callbacks, c.loggers, c.rank, c.ranks)
 
     def keep(self, fit: Fit) -> None:
         """Keep the optimisers' state as ``optimizer_scopes`` says, and count the steps of the fit."""

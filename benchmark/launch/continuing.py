@@ -6,11 +6,11 @@ from pathlib import Path
 
 from benchmark.config import Run, differences, identity
 from benchmark.federation import checkpoint
-from benchmark.files import finite, write_atomic
 from benchmark.runs.code_identity import by_other_code
 from benchmark.runs.folder import RunFolder, digest_of, line_of
-from benchmark.runs.records import READINGS, Record, read_rows
+from benchmark.runs.records import READINGS, Record, finite, read_rows
 from benchmark.runs.states import CHECKPOINT, LAST_STATE, look, other_data
+from datamodules.common.files import write_atomic
 
 FREE = {"rounds", "scale"}  # what may differ: the second is a label
 

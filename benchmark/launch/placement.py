@@ -6,10 +6,10 @@ from benchmark.arguments import build
 from benchmark.config import Run
 from benchmark.launch.launchers import slurm_tasks
 from benchmark.runs.environment import asked_threads, bearable, cores, free_threads
-from benchmark.runs.folder import RunFolder
+from benchmark.runs.records import read_record
 from benchmark.runs.states import saved_rounds
 from datamodules.base import FSSLDataModule
-from datamodules.common.errors import BenchError, ConfigError, RunError
+from datamodules.common.errors import BenchError, ConfigError
 from methods import models
 
 WORTH_PROCESSES = 2_000_000  # images a run trains on in total; below, starting processes does not pay
@@ -57,17 +57,10 @@ def placed(run: Run) -> Run:
 
 
 def kept_threads(run: Run) -> int | None:
-    """Threads of a run that is resumed, since it would round differently with another number.
-
-    ``None`` for a new run, and for one whose record cannot be read: the run itself will report that.
-    """
-    path = run.folder
-    if saved_rounds(path) == 0 or not (path / "record.json").exists():
+    """Threads of a run that is resumed, since with another number it would round differently."""
+    if not saved_rounds(run.folder):
         return None
-    try:
-        before = RunFolder(path).record()["environment"].get("threads")
-    except RunError:
-        return None
+    before = read_record(run.folder)["environment"].get("threads")
     return before if isinstance(before, int) else None
 
 

@@ -25,8 +25,8 @@ from benchmark.runs.lock import RunLocked
 from benchmark.runs.states import state
 from datamodules.common.errors import BenchError, RunError, Stopped, message_of
 
-FIT = "benchmark.run.fit"
-IMPORTED = ("benchmark.run", "benchmark.federation.loop", "sklearn.datasets")
+FIT = "benchmark.launch.run.fit"
+IMPORTED = ("benchmark.launch.run", "benchmark.federation.loop", "sklearn.datasets")
 LOG = "output.log"
 POLL_S = 0.5
 
@@ -153,16 +153,14 @@ def server() -> ForkServerContext:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*IMPORTED])
-    places = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
-    before = {name: os.environ.get(name) for name in places}
-    os.environ.update(places)
+    before = dict(os.environ)
+    os.environ |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
     try:
         with _signals_later():
             forkserver.ensure_running()
     finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            os.environ.update({name: value} if value is not None else {})
+        os.environ.clear()
+        os.environ.update(before)
     return context
 
 

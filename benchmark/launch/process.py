@@ -5,10 +5,7 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
-from typing import NoReturn
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
@@ -48,26 +45,6 @@ def die_with_parent() -> None:
     """
     if multiprocessing.parent_process() is not None:
         threading.Thread(target=_wait, daemon=True).start()
-
-
-@contextmanager
-def os_exit_raises() -> Iterator[None]:
-    """Let ``os._exit`` raise ``SystemExit`` in the main thread: it would end a run as if nothing had happened.
-
-    Other threads, and processes that are forked meanwhile, still end at once.
-    """
-    process, at_once = os.getpid(), os._exit
-
-    def leave(status: int) -> NoReturn:
-        if os.getpid() == process and threading.current_thread() is threading.main_thread():
-            sys.exit(status)
-        at_once(status)
-
-    os._exit = leave
-    try:
-        yield
-    finally:
-        os._exit = at_once
 
 
 def _wait() -> None:

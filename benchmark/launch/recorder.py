@@ -16,7 +16,7 @@ from benchmark.config import Run, differences
 from benchmark.federation import checkpoint
 from benchmark.federation.checkpoint import num_bytes
 from benchmark.federation.checkpoint_files import REMEDY, OnDisk, save_plain
-from benchmark.federation.collectives import from_first, on_first, wait_for_all
+from benchmark.federation.collectives import on_first, wait_for_all
 from benchmark.federation.loop import Federation
 from benchmark.federation.store import discard_states
 from benchmark.launch.signals import check_stopped
@@ -24,12 +24,11 @@ from benchmark.runs.code_identity import by_other_code, by_other_revision, code_
 from benchmark.runs.exported import WEIGHTS
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.loggers import Mirror, mirror_run
-from benchmark.runs.records import code_versions, revisions
+from benchmark.runs.records import code_versions, read_record, read_rows, revisions
 from benchmark.runs.states import CHECKPOINT, LAST_STATE, other_data
-from datamodules.common.errors import BenchError, ConfigError, DataError, RunError, Stopped
+from datamodules.common.errors import BenchError, ConfigError, RunError, Stopped
 from datamodules.partition.partition import stored_hash
 
-MESSAGE_BYTES = 1 << 28
 KEPT_BYTES = 50_000_000  # of the state of a complete run
 
 
@@ -73,13 +72,6 @@ class Recorder:
             self.files.saved(self.state["round"])
             self.state = None
 
-    def save_before_stop(self) -> None:
-        """Save what can be saved before the run stops; an error in saving is reported and not raised."""
-        try:
-            self.save()
-        except (OSError, BenchError) as error:
-            self.say(f"the last rounds could not be saved: {error}")
-
     def finish(self, federation: Federation) -> None:
         """Write the weights and the complete record.
 
@@ -87,8 +79,7 @@ class Recorder:
         has asked for the number of rounds.
         """
         if taken := federation.engine.counts():
-            ways = ", ".join(f"{count:,} {way}" for way, count in taken.items())
-            self.say(f"steps of clients in slots, in this process: {ways}")
+            self.say(f"steps of clients in slots, in this process: {dict(taken)}")
         held = {**federation.server, **federation.method.tensors("frozen")}
         weights = {name: value.cpu() for name, value in held.items()}
         self.files.check_claim()
@@ -98,14 +89,9 @@ class Recorder:
         if not (federation.asked_rounds or federation.average_last or large):
             checkpoint.save(self.files.path / LAST_STATE, state)
         self.state, confusion = None, federation.confusion
-        record = self.files.finish(federation.averaged, None if confusion is None else confusion.tolist())
-        self.mirror.record(record, federation.data.class_names)
+        self.files.finish(federation.averaged, None if confusion is None else confusion.tolist())
+        self.mirror.record(self.files.record, federation.data.class_names)
         checkpoint.remove(self.files.path / CHECKPOINT)
-
-    def fail(self, error: Exception, run: Run) -> None:
-        """Record an error. Bad input that is refused before the run begins leaves no record."""
-        if self.files.opened or not isinstance(error, (ConfigError, DataError)):
-            self.files.fail(error, run)
 
 
 @contextmanager
@@ -119,7 +105,10 @@ def recording(fabric: Fabric, run: Run, files: RunFolder) -> Iterator[Recorder |
         try:
             yield recorder
         except (KeyboardInterrupt, Stopped):
-            recorder.save_before_stop()
+            try:
+                recorder.save()
+            except (OSError, BenchError) as error:
+                recorder.say(f"the last rounds could not be saved: {error}")
             raise
 
 
@@ -133,7 +122,7 @@ def is_complete(run: Run) -> bool:
     config, path = run.config, run.folder
     if not (path / "record.json").exists():
         return False
-    record = RunFolder(path).record()
+    record = read_record(path)
     if changed := differences(record["config"], config):
         raise ConfigError(f"{path}: {'; '.join(changed)}. Delete the folder to run it again")
     if record["status"] != "complete":
@@ -168,7 +157,7 @@ def resume(fabric: Fabric, federation: Federation, recorder: Recorder | None) ->
     Raises:
         RunError: the checkpoint is not this run's, or rows that were written before it are missing or changed.
     """
-    saved = _broadcast(fabric, on_first(fabric, lambda: _load(recorder, federation)))
+    saved = checkpoint.sent_to_all(fabric, on_first(fabric, lambda: _load(recorder, federation)))
     if saved is not None:
         federation.load_state_dict(saved)
     wait_for_all(fabric)
@@ -205,34 +194,14 @@ def _take_up(recorder: Recorder | None, federation: Federation, saved: Mapping[s
         recorder.checkpoint.taken_up(federation.state_dict())
     files.rewind(federation.round, rows)
     files.saved(federation.round)
-    _log_again(federation, files)
+    for logger in federation.fabric.loggers:
+        if isinstance(logger, CSVLogger):  # starts its file over
+            for row in read_rows(files.path):
+                federation.log(row, [logger])
     if saved is not None:
         recorder.say(f"continues from round {federation.round + 1} of {federation.rounds}")
-        if files.of_edited_code:
+        if len(files.record["environment"]["revisions"]) > 1:
             recorder.say("the code of its method has changed since it began; its record names both versions")
-
-
-def _log_again(federation: Federation, files: RunFolder) -> None:
-    """Give the CSV logger the rounds before a resume: it starts its file over."""
-    csv = [logger for logger in federation.fabric.loggers if isinstance(logger, CSVLogger)]
-    if csv:
-        for row in files.rows():
-            federation.log(row, csv)
-
-
-def _broadcast(fabric: Fabric, saved: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The first process's checkpoint, in every process.
-
-    No message is much larger than ``MESSAGE_BYTES``, or than what one client keeps.
-    """
-    if fabric.world_size == 1:
-        return saved
-    parts = checkpoint.divided(saved, MESSAGE_BYTES) if saved is not None else []
-    count = fabric.broadcast(len(parts))
-    if count == 0:
-        return None
-    received = [from_first(fabric, parts[number] if parts else {}) for number in range(count)]
-    return checkpoint.joined(received)
 
 
 def _mismatch(saved: Mapping[str, Any], federation: Federation) -> str:

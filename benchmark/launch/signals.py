@@ -10,15 +10,13 @@ import os
 import signal
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.process import BaseProcess
 from types import FrameType
 
 from datamodules.common.errors import Stopped
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again
-PATIENCE_S = 2.0  # for a signal's handler to be called
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 _watched: tuple[signal.Signals, ...] = ()
@@ -74,35 +72,21 @@ def check_stopped() -> None:
 
 
 @contextmanager
-def stoppable_in_one_call() -> Iterator[None]:
-    """Let a signal end the process even during one long call that does not return to Python; nothing is saved.
+def ended_by_signals() -> Iterator[None]:
+    """Let a signal end the process even during a call that does not return to Python; nothing is saved.
 
     For the time when processes wait for each other, and there is nothing to save yet.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    done = threading.Event()
-
-    def watch() -> None:
-        number = os.read(reader, 1)[0]
-        if number and not done.wait(PATIENCE_S):
-            os._exit(130 if number == signal.SIGINT else STOPPED)
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    before = signal.set_wakeup_fd(writer)
-    watcher.start()
+    heeded = [one for one in (*SIGNALS, signal.SIGINT) if signal.getsignal(one) is not signal.SIG_IGN]
+    before = {one: signal.signal(one, signal.SIG_DFL) for one in heeded}
     try:
         yield
     finally:
-        done.set()
-        signal.set_wakeup_fd(before)
-        os.write(writer, b"\0")
-        watcher.join()
-        os.close(reader)
-        os.close(writer)
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 @contextmanager
@@ -116,18 +100,15 @@ def stopping_children() -> Iterator[None]:
     try:
         yield
     except BaseException as ended:
-        _stop(set(multiprocessing.active_children()) - before, getattr(ended, "signal", signal.SIGTERM))
-        raise
-
-
-def _stop(processes: Iterable[BaseProcess], number: int) -> None:
-    try:
-        for process in processes:
-            if process.is_alive() and process.pid is not None:
-                os.kill(process.pid, number)
-        for process in processes:
-            process.join()
-    except BaseException:
-        for process in processes:
-            process.kill()
+        own = set(multiprocessing.active_children()) - before
+        try:
+            for process in own:
+                if process.is_alive() and process.pid is not None:
+                    os.kill(process.pid, getattr(ended, "signal", signal.SIGTERM))
+            for process in own:
+                process.join()
+        except BaseException:
+            for process in own:
+                process.kill()
+            raise
         raise

@@ -11,9 +11,9 @@ from pathlib import Path
 from string import Template
 
 from benchmark.config import Run, check_folder, to_yaml
-from benchmark.files import write_atomic
 from benchmark.launch.signals import STOPPED
 from datamodules.common.errors import ConfigError, RunError
+from datamodules.common.files import write_atomic
 
 FOLDER = "slurm"
 LIST = "runs.txt"
@@ -40,10 +40,10 @@ for line in $$(seq $$((last - $bundle + 1)) $$last); do
   [ -n "$$config" ] || break
   srun $python -m benchmark fit --config "$$config"
   code=$$?
-  if [ $$code -eq $stopped ]; then
+  case $$code in $stopped | 138 | 143) # the last two: USR1 or TERM came while the program was starting
     scontrol requeue "$${SLURM_ARRAY_JOB_ID}_$${SLURM_ARRAY_TASK_ID}"
     exit $$code
-  fi
+  esac
   [ $$code -eq 0 ] || failed=$$code
 done
 exit $$failed

@@ -15,19 +15,18 @@ from lightning import Fabric
 from lightning.pytorch import Callback
 
 from benchmark.config import Run, RunConfig, Runtime
-from benchmark.console import size
 from benchmark.federation.assembly import assemble, make
 from benchmark.federation.collectives import on_first, wait_for_all
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.federation.store import Store, discard_states, states_folder
-from benchmark.launch.process import die_with_parent, keep_memory, os_exit_raises
+from benchmark.launch.process import die_with_parent, keep_memory
 from benchmark.launch.recorder import Recorder, is_complete, recording, resume
 from benchmark.launch.signals import STOPPED, check_stopped, stoppable
 from benchmark.runs import loggers
 from benchmark.runs.folder import RunFolder
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, DataError, RunError, Stopped, safe_str
-from datamodules.common.memory import available_bytes
+from datamodules.common.memory import available_bytes, in_words
 
 MOST_LISTED = 10_000  # clients
 
@@ -80,23 +79,25 @@ def _run(fabric: Fabric, run: Run, files: RunFolder, recorder: Recorder | None) 
     """The run from where it stands to its complete record. An error is recorded, whatever it is.
 
     Raises:
-        RunError: the method or the data set has ended the program, or raised what is no ``Exception``.
+        RunError: the method or the data set has ended the program, or raised what is no ``Exception`` otherwise.
     """
     try:
-        with os_exit_raises():
-            federation = _make_federation(fabric, run, files, recorder)
-            resume(fabric, federation, recorder)
-            federation.run()
-            if recorder:
-                recorder.finish(federation)
-            wait_for_all(fabric)
+        federation = _make_federation(fabric, run, files, recorder)
+        resume(fabric, federation, recorder)
+        federation.run()
+        if recorder:
+            recorder.finish(federation)
+        wait_for_all(fabric)
     except (KeyboardInterrupt, Stopped):
         raise
     except BaseException as error:
         check_stopped()  # processes that others have left may fail before the signal that was sent to all reaches them
-        failure = error if isinstance(error, Exception) else RunError(f"{files.path}: {_unusual_end(error)}")
-        if recorder:
-            recorder.fail(failure, run)
+        failure: BaseException = error
+        if not isinstance(error, Exception):
+            told = f"the method or the data set raised {type(error).__name__}: {safe_str(error)}"
+            failure = RunError(f"{files.path}: {told}")
+        if recorder and (files.record or not isinstance(failure, (ConfigError, DataError))):
+            files.fail(failure, run)
         if failure is error:
             raise
         raise failure from error
@@ -161,22 +162,13 @@ def _summary(config: RunConfig, federation: Federation) -> str:
     """Where a run takes place and how much memory its clients' states may take in each process, with a warning if the
     run never leaves its warm-up.
     """
-    rt, clients, kept = config.runtime, federation.data.num_clients, size(federation.client_state_bytes)
-    engine = "; on a GPU --engine slots is usually faster, except in short runs" if rt.accelerator == "cuda" else ""
+    rt, clients, kept = config.runtime, federation.data.num_clients, in_words(federation.client_state_bytes)
+    engine = ""
     if rt.engine == "slots":
-        engine = f", {rt.slots} slots"
-        if federation.engine.sequential and rt.slots != 1:
-            engine = f", 1 slot for --slots {rt.slots}, since clients share an optimiser's state"
+        engine = f", {1 if federation.engine.sequential else rt.slots} slots"
     warmup = federation.method.hparams.get("warmup_rounds", 0)
     all_warm = f"; ALL {config.rounds} rounds lie within the warm-up of {warmup}" if config.rounds <= warmup else ""
     return (
         f"{rt.devices} x {rt.accelerator} with {rt.threads} CPU threads each, {config.precision}{engine}; "
         f"what {clients} clients keep between visits takes up to {kept}{all_warm}"
     )
-
-
-def _unusual_end(error: BaseException) -> str:
-    """Words for what ``except Exception`` does not catch and what is no request to stop."""
-    if isinstance(error, SystemExit):
-        return f"the method or the data set ended the program (exit code {error.code!r})"
-    return f"the method or the data set raised {type(error).__name__}: {safe_str(error)}"

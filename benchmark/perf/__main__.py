@@ -5,17 +5,17 @@ With a GPU, ``python -m benchmark.perf gpu:fedavg --write FILE`` checks it and t
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from benchmark.files import write_atomic
 from benchmark.launch.process import keep_memory
 from benchmark.perf import epochs, gpu, rounds
 from benchmark.perf.measure import Section
 from benchmark.registry import KINDS, find_class
 from datamodules.common.errors import ConfigError
+from datamodules.common.files import write_atomic
 
 SECTIONS = {"epochs": epochs.section, "rounds": rounds.rounds, "growth": rounds.growth}
 NO_GPU = 2
@@ -33,39 +33,33 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", nargs="+", choices=gpu.PARTS, default=list(gpu.PARTS), help="gpu: only these")
     parser.add_argument("--minutes", type=float, default=9.0, help="gpu: for each part")
     parser.add_argument("--trial", action="store_true", help="gpu: the same code on the CPU with tiny sizes")
-    arguments = parser.parse_args(words)
-    chosen = [(name, methods.split(":")) for name, _, methods in (word.partition(":") for word in arguments.sections)]
-    try:
-        for name, methods in chosen:
-            if name not in {*SECTIONS, "gpu"}:
-                parser.error(f"{name}: there are the sections {', '.join(SECTIONS)} and gpu")
+    given = parser.parse_args(words)
+    tables = []
+    for name, *methods in (word.split(":") for word in given.sections):
+        try:
             for method in methods:
                 find_class(method, KINDS["method"])
-    except ConfigError as error:
-        parser.error(str(error))
+        except ConfigError as error:
+            parser.error(str(error))
+        if name == "gpu":
+            tables.append(gpu.section(gpu.GPUPlan(methods, 60 * given.minutes, given.trial), given.parts))
+            if not given.trial and not torch.cuda.is_available():
+                print("gpu: this machine has no GPU that torch can use; --trial runs the same code on the CPU")
+                return NO_GPU
+        elif name in SECTIONS:
+            tables += [SECTIONS[name](method) for method in methods]
+        else:
+            parser.error(f"{name}: there are the sections {', '.join(SECTIONS)} and gpu")
     keep_memory()
     done: dict[str, Section] = {}
-    for name, methods in chosen:
-        if name == "gpu" and not arguments.trial and not torch.cuda.is_available():
-            print("gpu: this machine has no GPU that torch can use; --trial runs the same code on the CPU")
-            return NO_GPU
-        plan = gpu.GPUPlan(methods, seconds=60 * arguments.minutes)
-        for section in measured(name, methods, gpu.trial(plan) if arguments.trial else plan, arguments.parts):
+    for table in tables:
+        for section in table:
             done[section.title] = section
-            if arguments.write is not None:
-                write_atomic(arguments.write, "# Speed\n\n" + "\n".join(one.text() for one in done.values()))
+            if given.write is not None:
+                write_atomic(given.write, "# Speed\n\n" + "\n".join(one.text() for one in done.values()))
             print(f"{section.title}: {section.rows[-1]}", file=sys.stderr, flush=True)
     print("\n".join(section.text() for section in done.values()))
     return 0
-
-
-def measured(name: str, methods: Sequence[str], plan: gpu.GPUPlan, parts: Sequence[str]) -> Iterator[Section]:
-    """Yield a section's tables as they grow."""
-    if name == "gpu":
-        yield from gpu.section(plan, parts)
-    else:
-        for method in methods:
-            yield from SECTIONS[name](method)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.perf.federations import config_of, federation_of
-from benchmark.perf.measure import CORES, Section, alone, interleaved
+from benchmark.perf.measure import CORES, Section, alone, config_of, federation_of, interleaved
 from datamodules.base import FSSLDataModule
 from methods import models
 
@@ -48,13 +47,11 @@ def row(method: str, labelled: bool) -> list[Any]:
 def bare(data: FSSLDataModule, client: int, labelled: bool) -> Any:
     """Return the bare loop over a client's images."""
     site = data.client(client)
-    mean, std = torch.tensor(data.mean), torch.tensor(data.std)
-    zoomed = data.views["weak"].geometry.prepare(data.train_images[site.labelled if labelled else site.unlabelled])
+    images = data.train_images[site.labelled if labelled else site.unlabelled]
+    zoomed = data.views["weak"].geometry.prepare(images)
     model, teacher = (models.build("small_cnn", CLASSES) for _ in range(2))
-    if labelled:
-        return partial(bare_supervised, model, zoomed, site.labels, mean, std)
-    teacher.requires_grad_(False)
-    return partial(bare_unlabelled, model, teacher, zoomed, mean, std)
+    mean, std = torch.tensor(data.mean), torch.tensor(data.std)
+    return partial(bare_epoch, model, zoomed, site.labels if labelled else teacher.requires_grad_(False), mean, std)
 
 
 def bare_views(zoomed: Tensor, index: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -76,30 +73,22 @@ def bare_batches(zoomed: Tensor, mean: Tensor, std: Tensor, views: int) -> Itera
         yield from zip(*(torch.split(part, BATCH) for part in (block, *cut)), strict=True)
 
 
-def bare_unlabelled(model: nn.Module, teacher: nn.Module, zoomed: Tensor, mean: Tensor, std: Tensor) -> None:
-    """Run one mean-teacher epoch without a framework: tensors only, fused SGD, no host sync."""
+def bare_epoch(model: nn.Module, zoomed: Tensor, target: Tensor | nn.Module, mean: Tensor, std: Tensor) -> None:
+    """Run one epoch without a framework, supervised by labels or by a mean teacher: fused SGD, no host sync."""
     optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM, weight_decay=DECAY, fused=True)
-    kept: list[Tensor] = list(teacher.parameters())
     moving: list[Tensor] = list(model.parameters())
-    for _, first, second in bare_batches(zoomed, mean, std, views=2):
-        with torch.no_grad():
-            p = teacher(first).softmax(1).pow(1 / SHARPENING)
-            target = p / p.sum(1, keepdim=True)
+    teacher = target if isinstance(target, nn.Module) else None
+    for index, *views in bare_batches(zoomed, mean, std, views=1 if teacher is None else 2):
         optimizer.zero_grad()
-        loss = WEIGHT * (model(second).softmax(1) - target).square().sum() / BATCH
+        if teacher is None:
+            loss = F.cross_entropy(model(views[0]), target[index])
+        else:
+            with torch.no_grad():
+                p = teacher(views[0]).softmax(1).pow(1 / SHARPENING)
+            loss = WEIGHT * (model(views[1]).softmax(1) - p / p.sum(1, keepdim=True)).square().sum() / BATCH
         loss.backward()
         nn.utils.clip_grad_norm_(moving, CLIP)
         optimizer.step()
-        with torch.no_grad():
-            torch._foreach_lerp_(kept, moving, LEAD)
-
-
-def bare_supervised(model: nn.Module, zoomed: Tensor, labels: Tensor, mean: Tensor, std: Tensor) -> None:
-    """Run one supervised epoch without a framework."""
-    optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM, weight_decay=DECAY, fused=True)
-    for index, view in bare_batches(zoomed, mean, std, views=1):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(view), labels[index])
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
+        if teacher is not None:
+            with torch.no_grad():
+                torch._foreach_lerp_(list(teacher.parameters()), moving, LEAD)

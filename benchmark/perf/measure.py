@@ -1,27 +1,93 @@
-"""Timing after a warm-up, in turns, in processes of their own; tables that name their machine."""
+"""Federations over random images, timing in turns and in processes of their own, tables that name their machine."""
 
 import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch
+from lightning import Fabric
 
-from benchmark.launch.process import keep_memory
+from benchmark.config import Run, RunConfig
+from benchmark.federation.assembly import assemble, make
+from benchmark.federation.loop import Federation
+from benchmark.federation.scaling import fabric_precision
+from benchmark.launch.process import enough_queues, keep_memory
+from benchmark.registry import ClassSpec
 from benchmark.runs.code_identity import code_version
 from benchmark.runs.environment import cpu_model
+from datamodules.base import FSSLDataModule
+from datamodules.io.sources import Arrays
 
 Unit = Callable[..., Any]
-REPEATS = 3
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class TaskFailed(Exception):
     """A task was not done; the message gives the reason in one line."""
+
+
+class Noise(FSSLDataModule):
+    """Random images of CIFAR's shape, since speed does not depend on content.
+
+    Args:
+        images: training images.
+        classes: number of classes.
+        pixels: side of the images.
+        base: see ``FSSLDataModule``.
+    """
+
+    mean = (0.507, 0.487, 0.441)
+    std = (0.267, 0.256, 0.276)
+
+    def __init__(self, images: int, classes: int = 10, pixels: int = 32, **base: Any) -> None:
+        self.num_classes = classes
+        super().__init__(**base)
+        self.images, self.pixels = images, pixels
+
+    def read(self) -> Arrays:
+        """Return fixed random pixels and labels; as many test images, up to 10 000."""
+        rng, test = np.random.RandomState(0), min(self.images, 10_000)
+        pixels = rng.randint(0, 256, (self.images + test, self.pixels, self.pixels, 3), np.uint8)
+        labels = np.arange(len(pixels)) % self.num_classes
+        names = tuple(map(str, range(self.num_classes)))
+        return Arrays(pixels[test:], labels[test:], pixels[:test], labels[:test], names, {})
+
+
+def config_of(method: str, options: dict[str, Any], data: dict[str, Any], **config: Any) -> RunConfig:
+    """Configure many rounds over ``Noise``, split evenly, evaluated only after the last.
+
+    Args:
+        method: name of the method.
+        options: its arguments.
+        data: arguments of ``Noise``.
+        config: further fields of ``RunConfig``.
+    """
+    spec = ClassSpec(f"{Noise.__module__}.{Noise.__qualname__}", {"partition": "iid", **data})
+    return RunConfig(ClassSpec(method, options), spec, **{"rounds": 10_000, "eval_every": 10_000, **config})
+
+
+def federation_of(config: RunConfig, device: str = "cpu", slots: int | None = None, replay: bool = True) -> Federation:
+    """Create the federation of a run.
+
+    Args:
+        config: of the run.
+        device: ``cpu`` or ``cuda``.
+        slots: number of interleaved clients; default: the reference engine.
+        replay: whether slots record and replay their steps.
+    """
+    runtime = replace(config.runtime, engine="slots" if slots else "reference", slots=slots or 1, replay=replay)
+    run = Run.of(replace(config, runtime=runtime))
+    enough_queues()
+    fabric = Fabric(accelerator=device, devices=1, **fabric_precision(config.precision, device))
+    fabric.launch()
+    return assemble(run, *make(run, fabric.device), fabric)
 
 
 class Section:
@@ -43,16 +109,12 @@ class Section:
         return self
 
     def text(self) -> str:
-        """Format the table as Markdown; floats have three significant digits."""
+        """Format the table as Markdown, with machine, code and day; floats have three significant digits."""
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+        machine = f"{cpu_model()}, {CORES} cores, {gpu}, torch {torch.__version__}, code {code_version()}"
         lines = [self.headers, ["---"] * len(self.headers), *(map(_shown, row) for row in self.rows)]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return f"## {self.title}\n\n{table}\n\n{self.note} ({machine()})\n"
-
-
-def machine() -> str:
-    """Describe machine, code and day."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    return f"{date.today()}; {cpu_model()}, {CORES} cores, {gpu}, torch {torch.__version__}, code {code_version()}"
+        return f"## {self.title}\n\n{table}\n\n{self.note} ({date.today()}; {machine})\n"
 
 
 def seconds(unit: Unit) -> float:
@@ -62,23 +124,10 @@ def seconds(unit: Unit) -> float:
     return time.perf_counter() - start
 
 
-def interleaved(units: Mapping[str, Unit], repeats: int = REPEATS) -> dict[str, float]:
+def interleaved(units: Mapping[str, Unit], repeats: int = 3) -> dict[str, float]:
     """Median seconds of each unit, run in turn ``repeats`` times after one warm-up turn."""
     turns = [{name: seconds(unit) for name, unit in units.items()} for _ in range(repeats + 1)]
     return {name: statistics.median(turn[name] for turn in turns[1:]) for name in units}
-
-
-def attempt(work: Callable[[], Any]) -> Any:
-    """Return the result of ``work``, or a cell with the error if it fails."""
-    try:
-        return work()
-    except Exception as error:
-        return f"failed: {reason(error)}"
-
-
-def reason(error: BaseException) -> str:
-    """Type and first line of an error."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def alone(task: Unit, *args: Any, threads: int | None = None, allowed: float | None = None) -> Any:
@@ -122,7 +171,11 @@ def _answer(sender: Connection, threads: int | None, task: Unit, args: Sequence[
     try:
         sender.send((task(*args), None))
     except Exception as error:
-        sender.send((None, reason(error)))
+        sender.send((None, _reason(error)))
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _shown(cell: Any) -> str:

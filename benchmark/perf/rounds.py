@@ -12,8 +12,7 @@ from unittest.mock import patch
 from benchmark.federation import checkpoint
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
-from benchmark.perf.federations import config_of, federation_of
-from benchmark.perf.measure import CORES, Section, alone, interleaved, seconds
+from benchmark.perf.measure import CORES, Section, alone, config_of, federation_of, interleaved, seconds
 
 ROUNDS = 3
 CASES = [  # network, clients, images per round

@@ -1,13 +1,12 @@
 """Two runs side by side: where they differ in what was run, and the first round at which their results part."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmark.config import spelled
-from benchmark.report.verdicts import LEAST, prediction
+from benchmark.report.statistics import LEAST, prediction
 from benchmark.runs.records import (
     AVERAGED,
     READING,
@@ -22,10 +21,10 @@ from benchmark.runs.records import (
 from benchmark.runs.states import state
 
 GIVEN = ("model_args.", "roster.")
+COUNTING = ("config", "partition", "data", "status")
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """What was found.
 
     Args:
@@ -39,7 +38,7 @@ class Comparison:
             runs are of different rows.
     """
 
-    lines: tuple[str, ...]
+    lines: list[str]
     equal: bool
     within: bool | None = None
 
@@ -52,23 +51,26 @@ def compare(one: Path, other: Path) -> Comparison:
     """
     first, second = read_record(one), read_record(other)
     rounds, same_rounds = _rounds(read_rows(one), read_rows(other))
-    counting = {
-        "config": _apart(spelled(first["config"]), spelled(second["config"])),
-        "partition": _apart(*({"hash": record["partition_hash"]} for record in (first, second))),
-        "data": _apart(*(record["data_sha256"] or {} for record in (first, second))),
-        "status": _apart(*({"status": record["status"]} for record in (first, second))),
-    }
-    telling = {
-        "code": _apart(*({"version": code(record)} for record in (first, second))),
-        "environment": _apart(*(_environment(record) for record in (first, second))),
-    }
-    lines = [f"{name}: {'; '.join(apart) or 'equal'}" for name, apart in (counting | telling).items()]
-    lines.append(f"rounds: {rounds}")
-    same = same_rounds and _same_averaged(first, second) and not any(counting.values())
+    parts = (_parts(first), _parts(second))
+    apart = {name: _apart(*(part[name] for part in parts)) for name in parts[0]}
+    lines = [*(f"{name}: {'; '.join(told) or 'equal'}" for name, told in apart.items()), f"rounds: {rounds}"]
+    same = same_rounds and _same_averaged(first, second) and not any(apart[name] for name in COUNTING)
     if {first["status"], second["status"]} != {"complete"}:
-        return Comparison(tuple(lines), same)
+        return Comparison(lines, same)
     told, within = _readings(first, second, _row_of(one, first))
-    return Comparison((*lines, *told), same, within if _same_row(first, second) else None)
+    return Comparison([*lines, *told], same, within if _same_row(first, second) else None)
+
+
+def _parts(record: Record) -> dict[str, dict[str, Any]]:
+    """What is compared of a record, by subject."""
+    return {
+        "config": spelled(record["config"]),
+        "partition": {"hash": record["partition_hash"]},
+        "data": record["data_sha256"] or {},
+        "status": {"status": record["status"]},
+        "code": {"version": ", ".join(code_versions(record))},
+        "environment": {name: value for name, value in record["environment"].items() if name not in SEVERAL},
+    }
 
 
 def _same_averaged(first: Record, second: Record) -> bool:
@@ -117,15 +119,6 @@ def _same_row(one: Record, other: Record) -> bool:
     names = first.keys() ^ second.keys()
     shared = (first.keys() & second.keys()) - {"seed"}
     return not any(name.startswith(GIVEN) for name in names) and all(first[name] == second[name] for name in shared)
-
-
-def code(record: Record) -> str:
-    """All versions of the code that took part in a run."""
-    return ", ".join(code_versions(record))
-
-
-def _environment(record: Record) -> dict[str, Any]:
-    return {name: value for name, value in record["environment"].items() if name not in SEVERAL}
 
 
 def _rounds(one: list[Row], other: list[Row]) -> tuple[str, bool]:

@@ -1,40 +1,46 @@
-"""The runs of a suite as one long frame: a line for each run, reading and metric. Tables and boards are made of it."""
+"""The runs of a suite as one long frame, of which tables and boards are made; and the rounds of a run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from benchmark.runs.records import READING, Record, read_rows
-from benchmark.suites.plan import Plan, Row
-from benchmark.suites.suite import Suite
+from benchmark.config import RunConfig
+from benchmark.runs.records import READING, read_rows
+from benchmark.suites.plan import Plan
 
+LACKS = ("failed", "damaged", "outdated", "running", "stale", "missing")  # the first that applies to a seed's runs
+BROKEN = LACKS[:3]  # rows with such a seed get no verdict
 NONE = pd.Series(dtype="float64")
 Values = Mapping[tuple[str, str, str], pd.Series]
 """Values by seed, of a row (``Row.full_name``), a reading (as a suite's ``report`` names it) and a metric."""
 
 
-def long_frame(suite: Suite, plan: Plan) -> pd.DataFrame:
+def long_frame(plan: Plan) -> pd.DataFrame:
     """The runs of a suite at a scale, in the order of its rows and seeds.
 
     Returns:
-        Columns ``table``, ``dataset``, ``method`` (label), ``columns``, ``row`` (``Row.full_name``), ``seed``, ``run``,
-        ``status``, ``reading``, ``metric`` and ``value``. A run without a value, such as one that is missing, has one
-        line; a run that stands in several rows has lines in each.
+        Columns ``row`` (``Row.full_name``), ``seed``, ``run``, ``state``, ``reading``, ``metric`` and ``value``. A run
+        without a value, such as one that is missing, has one line; a run that stands in several rows has lines in each.
     """
-    about = [
-        {**place_columns(row), "row": row.full_name, "seed": seed, "run": key, "status": plan.found[key].state}
-        for row in suite.rows
-        for seed, key in plan.of_row.get(row.full_name, {}).items()
-    ]
-    records = {key: found.record for key, found in plan.found.items() if found.record is not None}
-    return _with_values(pd.DataFrame(about, columns=[*place_columns(None), "row", "seed", "run", "status"]), records)
+    lines = []
+    for row, of_seed in plan.of_row.items():
+        for seed, run in of_seed.items():
+            state, record = plan.found[run]
+            about = {"row": row, "seed": seed, "run": run, "state": state}
+            read = [
+                {**about, "reading": reading, "metric": metric, "value": value}
+                for reading, name in READING.items()
+                for metric, value in ((record or {}).get(name) or {}).items()
+                if isinstance(value, float)
+            ]
+            lines += read or [about]
+    return pd.DataFrame(lines, columns=["row", "seed", "run", "state", "reading", "metric", "value"])
 
 
-def by_row(frame: pd.DataFrame) -> Values:
-    """The values of a long frame, as tables and boards look them up."""
-    groups = frame.dropna(subset="value").set_index("seed").groupby(["row", "reading", "metric"], sort=False)
+def by_row(plan: Plan) -> Values:
+    """The values of the long frame, as tables and boards look them up."""
+    groups = long_frame(plan).dropna(subset="value").set_index("seed").groupby(["row", "reading", "metric"], sort=False)
     return {(str(row), str(reading), str(metric)): of["value"] for (row, reading, metric), of in groups}
 
 
@@ -57,22 +63,24 @@ def rounds_of(folder: Path) -> pd.DataFrame:
     return frame
 
 
-def _with_values(about: pd.DataFrame, records: Mapping[str, Record]) -> pd.DataFrame:
-    """Give every line its run's values, a line for each."""
-    values = [{"run": name, **value} for name, record in records.items() for value in _values(record)]
-    return about.merge(pd.DataFrame(values, columns=["run", "reading", "metric", "value"]), how="left", on="run")
+def network(config: RunConfig) -> str:
+    """The trained network's name and arguments, e.g. ``resnet9 (width=4)``."""
+    args = ", ".join(f"{name}={value}" for name, value in config.model_args.items())
+    return f"{config.model} ({args})" if args else config.model
 
 
-def _values(record: Record) -> Iterator[dict[str, Any]]:
-    """The metrics of a record's readings that are one number."""
-    for reading, name in READING.items():
-        for metric, value in (record.get(name) or {}).items():
-            if isinstance(value, float):
-                yield {"reading": reading, "metric": metric, "value": value}
+def last_rounds(config: RunConfig) -> str:
+    """What ``last_k_mean`` averages: ``10 rounds``, or ``10 rounds (2 of them evaluated)``."""
+    last = range(max(0, config.rounds - config.last_k), config.rounds)
+    evaluated = sum((r + 1) % config.eval_every == 0 or r + 1 == config.rounds for r in last)
+    told = _counted(len(last))
+    return told if evaluated == len(last) else f"{told} ({evaluated} of them evaluated)"
 
 
-def place_columns(row: Row | None) -> dict[str, Any]:
-    """Where a row stands, as columns; without a row they are empty."""
-    columns = ", ".join(f"{name}={value}" for name, value in row.columns.items()) if row else None
-    names = (row.table, row.dataset, row.method) if row else (None, None, None)
-    return {**dict(zip(("table", "dataset", "method"), names, strict=True)), "columns": columns}
+def averaged_rounds(config: RunConfig) -> str:
+    """What ``averaged`` averages, e.g. ``20 rounds``."""
+    return _counted(min(config.average_last, config.rounds))
+
+
+def _counted(rounds: int) -> str:
+    return f"{rounds} round{'s' if rounds > 1 else ''}"

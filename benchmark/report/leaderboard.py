@@ -7,25 +7,24 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.files import write_changed
-from benchmark.report.cells import network
-from benchmark.report.differences import draw_differences, panels
-from benchmark.report.formats import csv_text, latex_bold, latex_table, markdown, pipe_table
-from benchmark.report.plots import svg_text
-from benchmark.report.settings import ENOUGH, Setting, not_compared, settings, told_apart
-from benchmark.report.statistics import superiority
+from benchmark.report.formats import csv_text, latex_table, markdown, pipe_table
+from benchmark.report.frame import network
+from benchmark.report.plots import draw_differences, svg_text
+from benchmark.report.settings import Setting, not_compared, settings, told_apart
+from benchmark.report.statistics import LEAST, superiority
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import code_versions
 from benchmark.suites.plan import Plan
 from benchmark.suites.suite import Suite
+from datamodules.common.files import write_changed
 
 COSTS = {
-    "rounds": ("rounds", 1, ".0f"),
-    "MB up": ("bytes_up", 1e6, ".1f"),
-    "MB down": ("bytes_down", 1e6, ".1f"),
-    "steps": ("steps", 1, ".0f"),
-    "seconds": ("seconds", 1, ".0f"),
-    "client state at most, MB": ("client_state_bytes", 1e6, ".1f"),
+    "rounds": ("rounds", 1, "{:.0f}"),
+    "MB up": ("bytes_up", 1e6, "{:.1f}"),
+    "MB down": ("bytes_down", 1e6, "{:.1f}"),
+    "steps": ("steps", 1, "{:.0f}"),
+    "seconds": ("seconds", 1, "{:.0f}"),
+    "client state at most, MB": ("client_state_bytes", 1e6, "{:.1f}"),
 }
 """Columns of the table of costs: the column of a setting's lines behind each, its unit and its format."""
 LATEX_READ = (
@@ -33,20 +32,19 @@ LATEX_READ = (
     "stands beside it, leaves out zero."
 )
 ACCURACY = {
-    "best": "Accuracy of the best round",
-    "last": "Accuracy of the last round",
-    "last_k_mean": "Accuracy, mean of the last rounds,",
-    "averaged": "Accuracy of the averaged model of the last rounds",
+    "best": ("Accuracy of the best round", "mean best accuracy"),
+    "last": ("Accuracy of the last round", "mean final accuracy"),
+    "last_k_mean": ("Accuracy, mean of the last rounds,", "mean accuracy of the last rounds"),
+    "averaged": ("Accuracy of the averaged model of the last rounds", "mean accuracy of the last rounds"),
 }
-GOAL = {
-    "best": "mean best accuracy",
-    "last": "mean final accuracy",
-    "last_k_mean": "mean accuracy of the last rounds",
-    "averaged": "mean accuracy of the last rounds",  # no round has the averaged model
-}
+"""What is compared, and what rows have to reach; no round has the averaged model."""
 UNRANKED = (
     "**Not ranked**: the setting has not passed the test of admission ([rules](../../RULES.md)): {reason}. Its numbers "
     "are shown, and no row is called better or worse."
+)
+REFUSED = (
+    "all labels are worth {gap:g} points above the reference, unlabelled data {premise:g} points where one place has "
+    "everything, and late in the run {rise}"
 )
 CONTROLS = (
     "Control: a row's own step with its unlabelled loss switched off, tuned alike. Δ to its control, paired by seed "
@@ -54,7 +52,14 @@ CONTROLS = (
     "seeds. At the worst clients: accuracy that the worst tenth of the clients can expect. None of these is tested."
 )
 RISES = ", not converged"
-BESIDE = "The mean of the last rounds stands beside it because single rounds swing; nothing is compared by it. "
+BESIDE = (
+    ("Δ to its control", "over_control", "{:+.2f}", "over_control_ci95"),
+    ("at its paper's rates", "untuned", "{:.2f}", "untuned_ci95"),
+    ("at the worst clients", "worst_clients", "{:.1f}", ""),
+    ("Δ there", "worst_clients_difference", "{:+.1f}", "worst_clients_ci95"),
+)
+"""What is shown and neither tested nor ranked, where the suite has it: title, columns of the lines, and format."""
+SMOOTH = "The mean of the last rounds stands beside it because single rounds swing; nothing is compared by it. "
 READ = (
     "{accuracy} in percent, mean ± half-width of the 95 % t interval (seeds). Δ: difference to the reference row, "
     "paired by seed, with its own interval. Simultaneous: half-width of the intervals of all rows of the setting "
@@ -74,30 +79,29 @@ READ = (
 
 def frame(found: Sequence[Setting]) -> pd.DataFrame:
     """All settings' lines, one under the other: ``setting``, ``dataset``, ``method`` and the columns of ``lines``."""
-    parts = [
-        one.lines.rename_axis("method").reset_index().assign(setting=one.table.number, dataset=one.dataset)
-        for one in found
-    ]
-    whole = pd.concat(parts, ignore_index=True)
-    first = ["setting", "dataset", "method"]
-    return whole[[*first, *(name for name in whole if name not in first)]]
+    return _stacked({(one.table.number, one.dataset): one.lines for one in found}, "method")
 
 
 def pairs(found: Sequence[Setting]) -> pd.DataFrame:
     """For every pair of methods of a setting the share of seeds in which the first is above the second."""
-    parts = []
-    for one in found:
-        shares = (
-            superiority(one.scores).rename_axis(index="a", columns="b").stack().dropna().rename("probability_a_above_b")
-        )
-        parts.append(shares.reset_index().assign(setting=one.table.number, dataset=one.dataset))
-    return pd.concat(parts, ignore_index=True)[["setting", "dataset", "a", "b", "probability_a_above_b"]]
+    shares = {(one.table.number, one.dataset): superiority(one.scores).stack().dropna() for one in found}
+    return _stacked({key: own.rename("probability_a_above_b") for key, own in shares.items()}, "a", "b")
+
+
+def _stacked(parts: Mapping[tuple[str, str], Any], *names: str) -> pd.DataFrame:
+    """Frames by table and data set, one under the other."""
+    return pd.concat(parts, names=["setting", "dataset", *names]).reset_index()
 
 
 def resolved(one: Setting) -> str:
     """Whether a setting is ranked, and what differences it can tell from none, in a sentence or two."""
+    if not one.ranked and not one.admission:
+        return UNRANKED.format(reason="it was not tested")
     if not one.ranked:
-        return UNRANKED.format(reason=markdown(_refused(one.admission)) if one.admission else "it was not tested")
+        rise = {label: value for label, value in one.admission["rise"].items() if value is not None}
+        rises = ", ".join(f"{markdown(label)} rises by {value:g}" for label, value in rise.items())
+        reason = REFUSED.format(**{**one.admission, "rise": rises or "no one rises"})
+        return UNRANKED.format(reason=reason)
     if pd.isna(one.resolution):
         return "Too few runs to say which differences are resolved."
     return (
@@ -133,7 +137,7 @@ def standing(one: Setting, method: str) -> str:
     half = _half(line["simultaneous_ci95"]) or _half(line["difference_ci95"])
     above = "better" if line["difference"] > 0 else "worse"
     verdict = above if told_apart(one, method) else "not resolved"
-    against = f"{_number(line['difference'], '+.2f')}{half} to {one.reference}: {verdict}"
+    against = f"{_number(line['difference'], '{:+.2f}')}{half} to {one.reference}: {verdict}"
     if pd.isna(line["difference"]):
         against = f"No seed of it has a result of {one.reference}"
     return (
@@ -144,27 +148,17 @@ def standing(one: Setting, method: str) -> str:
 
 def comparison(one: Setting, brief: bool = False) -> str:
     """The rows of a setting and how far they are apart, in Markdown; ``brief`` has what a first look needs."""
-    body = [[method, *_cells(one, method, brief).values()] for method in one.order]
-    return pipe_table(["method", *_cells(one, one.reference, brief)], body)
-
-
-def _refused(admission: Mapping[str, Any]) -> str:
-    """Why a setting was not admitted: the figures that decided."""
-    rises = ", ".join(f"{label} rises by {rise:g}" for label, rise in admission["rise"].items() if rise is not None)
-    return (
-        f"all labels are worth {admission['gap']:g} points above the reference, unlabelled data "
-        f"{admission['premise']:g} points where one place has everything, and late in the run {rises or 'no one rises'}"
-    )
+    return pipe_table(*_lines(one, brief))
 
 
 def interim(suite: Suite, plan: Plan, found: Sequence[Setting]) -> list[str]:
     """A sentence where rows do not have all seeds that the suite fixes, and one where they have others; else none."""
     fixed = suite.scale(plan.scale)["seeds"]
-    counts = [int(n) for one in found for n in one.lines["n"] + one.lines["failed"]]
+    counts = {int(n) for one in found for n in one.lines["n"] + one.lines["failed"]}
     run = {seed for one in found for seed in one.scores.dropna(how="all").index}
     told = []
     if counts and min(counts) < len(fixed):
-        have = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{min(counts)}"
+        have = " to ".join(map(str, dict.fromkeys((min(counts), max(counts)))))
         told = [
             f"**Interim**: rows have {have} of the {len(fixed)} seeds that were fixed beforehand. "
             "What is bold may change."
@@ -179,45 +173,55 @@ def interim(suite: Suite, plan: Plan, found: Sequence[Setting]) -> list[str]:
 
 def page(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
     """The page: for every table the comparison on each of its data sets with its resolution, and the costs."""
-    beside = "" if suite.report == "last_k_mean" else BESIDE
-    read = READ.format(accuracy=ACCURACY[suite.report], beside=beside)
+    beside = "" if suite.report == "last_k_mean" else SMOOTH
+    read = READ.format(accuracy=ACCURACY[suite.report][0], beside=beside)
     parts = [markdown(f"# {suite.title}"), _provenance(suite, plan), *interim(suite, plan, found), read]
     for table in suite.tables:
         own = [one for one in found if one.table is table]
         absent = not_compared(plan, table)
         if own or absent:
-            parts += [
-                markdown(f"## {table.title}"),
-                *(text for one in own for text in (comparison(one), resolved(one), power(one)) if text),
-            ]
+            parts += [markdown(f"## {table.title}")]
+        for one in own:
+            parts += [comparison(one), resolved(one), power(one)]
         if any(one.controls for one in own):
             parts += [CONTROLS]
         if absent:
             told = f"Not compared: {', '.join(absent)}; {table.reference}, the reference, is not run at this scale."
             parts += [markdown(told)]
         if own:
-            parts += ["What it costs", _costs(own, GOAL[suite.report])]
-    return "\n\n".join(parts) + "\n"
+            parts += ["What it costs", _costs(own, ACCURACY[suite.report][1])]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def latex(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
     """A ``booktabs`` table per setting; rows are named and ordered as on the page, and Δ is bold there too."""
-    parts = [r"% Made from records; needs \usepackage{booktabs}."]
-    told = [text.replace("**", "") for text in interim(suite, plan, found)]
+    parts, told = [r"% Made from records; needs \usepackage{booktabs}."], interim(suite, plan, found)
     for one in found:
-        body = [[method, *_cells(one, method, brief=True).values()] for method in one.order]
-        bold = [[latex_bold(text.strip("*")) if text.startswith("**") else text for text in line] for line in body]
-        table = pd.DataFrame(bold, columns=["method", *_cells(one, one.reference, brief=True)])
-        read = f"{ACCURACY[suite.report]} in percent, mean ± half-width of the 95 % t interval (seeds)."
-        caption = " ".join([f"{one.table.title}, {one.dataset}.", read, LATEX_READ, *told])
-        parts.append(latex_table(table, caption, f"{suite.paper}-{plan.scale}-{one.table.number}-{one.dataset}"))
-    return "\n".join(parts)
+        read = f"{ACCURACY[suite.report][0]} in percent, mean ± half-width of the 95 % t interval (seeds). {LATEX_READ}"
+        about = [f"{one.table.title}, {one.dataset}", read, *(text.replace("**", "") for text in told)]
+        parts.append(latex_table(about, *_lines(one, brief=True)))
+    return "\n".join([*parts, ""])
+
+
+def drawn(found: Sequence[Setting]) -> pd.DataFrame:
+    """What ``draw_differences`` shows of settings: ``frame`` with what decides, the simultaneous interval.
+
+    A row that is not tested keeps the interval of its difference. Added are ``title``, ``reference``, ``half_width``
+    and ``clear``, whether the row may be called better or worse than the reference.
+    """
+    parts = {}
+    for one in found:
+        half = one.lines["simultaneous_ci95"].fillna(one.lines["difference_ci95"])
+        clear = [told_apart(one, method) for method in one.lines.index]
+        about = {"title": one.table.title, "reference": one.reference, "half_width": half, "clear": clear}
+        parts[one.table.number, one.dataset] = one.lines.assign(**about)
+    return _stacked(parts, "method")
 
 
 def write(suite: Suite, plan: Plan, results: Path, name: str) -> list[Path]:
     """Write ``tables/<name>-leaderboard.md``, ``.csv``, ``.tex``, ``<name>-pairs.csv`` and a picture.
 
-    The picture, ``tables/<name>-leaderboard.svg``, shows the settings in which every row has ``ENOUGH`` seeds. Returns
+    The picture, ``tables/<name>-leaderboard.svg``, shows the settings in which every row has ``LEAST`` seeds. Returns
     the files that changed; nothing is written as long as nothing was run.
     """
     found = settings(suite, plan)
@@ -230,16 +234,22 @@ def write(suite: Suite, plan: Plan, results: Path, name: str) -> list[Path]:
         board.with_suffix(".tex"): latex(suite, plan, found),
         board.with_name(f"{name}-pairs.csv"): csv_text(pairs(found)),
     }
-    told = [one for one in found if (one.lines["n"] + one.lines["failed"] >= ENOUGH).all()]
-    if told:
-        texts[board.with_suffix(".svg")] = svg_text(draw_differences(panels(suite, told)))
+    if told := [one for one in found if (one.lines["n"] + one.lines["failed"] >= LEAST).all()]:
+        texts[board.with_suffix(".svg")] = svg_text(draw_differences(drawn(told)))
     return write_changed(texts)
+
+
+def _lines(one: Setting, brief: bool) -> tuple[list[str], list[list[str]]]:
+    """The heads and the rows of a setting's table."""
+    body = [[method, *_cells(one, method, brief).values()] for method in one.order]
+    return ["method", *_cells(one, one.reference, brief)], body
 
 
 def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
     """What stands in the row of a method about one data set, by the title of the column."""
     line = one.lines.loc[method]
-    told = _number(line["difference"], "+.2f") + _half(line["difference_ci95"])
+    told = _number(line["difference"], "{:+.2f}") + _half(line["difference_ci95"])
+    known = "bound" if method in one.bounds else "control" if method in one.controls.values() else ""
     cells = {
         one.dataset: f"{line['mean']:.2f}{_half(line['ci95'])} ({_seeds(line)})" + ("" if line["converged"] else RISES),
         f"mean of the last {one.averaged}": f"{line['last_k_mean']:.2f}{_half(line['last_k_ci95'])}",
@@ -247,38 +257,20 @@ def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
         "simultaneous": _half(line["simultaneous_ci95"]).strip(),
         "p (Holm)": _p(line["p_holm"]),
         "p (sign flips)": _p(line["p_flip"]),
-        "above": _number(100 * line["above"], ".0f %"),
-        "rise": _number(line["rise"], "+.1f"),
-        "rank": _rank(one, method),
-        **_beside(one, line),
-        "tuned": line["tuned"],
+        "above": _number(100 * line["above"], "{:.0f} %"),
+        "rise": _number(line["rise"], "{:+.1f}"),
+        "rank": known or _number(line["rank"], "{:.1f}"),
     }
+    for title, name, form, half in BESIDE:
+        if name in one.lines:
+            cells[title] = _number(line[name], form) + (_half(line[half]) if half else "")
+    cells["tuned"] = line["tuned"]
     if brief:
         cells = {title: cells[title] for title in (one.dataset, f"Δ to {one.reference}", "simultaneous", "rank")}
     if not line["n"]:
         nothing = {one.dataset: _seeds(line) or "not run", "rank": cells["rank"] if line["failed"] else ""}
         return {title: nothing.get(title, "") for title in cells}
     return cells
-
-
-def _rank(one: Setting, method: str) -> str:
-    known = "bound" if method in one.bounds else "control" if method in one.controls.values() else ""
-    return known or _number(one.lines.loc[method, "rank"], ".1f")
-
-
-def _beside(one: Setting, line: pd.Series) -> dict[str, str]:
-    """What is shown and neither tested nor ranked, as far as the suite asks for it."""
-    columns = {
-        "over_control": ("Δ to its control", "over_control", "+.2f", "over_control_ci95"),
-        "untuned": ("at its paper's rates", "untuned", ".2f", "untuned_ci95"),
-        "worst_clients": ("at the worst clients", "worst_clients", ".1f", ""),
-        "worst_clients_difference": ("Δ there", "worst_clients_difference", "+.1f", "worst_clients_ci95"),
-    }
-    shown = {name: column for name, column in columns.items() if name in one.lines}
-    return {
-        title: _number(line[name], form) + (_half(line[half]) if half else "")
-        for title, name, form, half in shown.values()
-    }
 
 
 def _seeds(line: pd.Series) -> str:
@@ -293,7 +285,7 @@ def _costs(own: Sequence[Setting], goal_name: str) -> str:
     head = ["data set", "method", "seeds that reach it", *COSTS]
     body = []
     for one in own:
-        goal = f"{one.dataset}, {_number(one.lines['goal'].iloc[0], '.1f %') or f'no run of {one.reference}'}"
+        goal = f"{one.dataset}, {_number(one.lines['goal'].iloc[0], '{:.1f} %') or f'no run of {one.reference}'}"
         for method, line in one.lines.iterrows():
             if line["n"]:
                 spent = [_number(line[name] / unit, form) for name, unit, form in COSTS.values()]
@@ -324,15 +316,12 @@ def _provenance(suite: Suite, plan: Plan) -> str:
 
 
 def _p(value: Any) -> str:
-    return "< 0.001" if value < 0.001 else _number(value, ".3f")
+    return "< 0.001" if value < 0.001 else _number(value, "{:.3f}")
 
 
 def _half(value: Any) -> str:
     return f" ± {shown}" if (shown := _number(value)) else ""
 
 
-def _number(value: Any, form: str = ".2f") -> str:
-    if value is None or pd.isna(value):
-        return ""
-    suffix = " %" if form.endswith(" %") else ""
-    return format(value, form.removesuffix(" %")) + suffix
+def _number(value: Any, form: str = "{:.2f}") -> str:
+    return "" if pd.isna(value) else form.format(value)

@@ -1,27 +1,31 @@
-"""Learning curves of runs, and of a suite's rows averaged over seeds."""
+"""Learning curves of runs, and of a suite's rows averaged over seeds; and the effects on a leaderboard."""
 
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from benchmark.config import Runtime
 from benchmark.report.frame import rounds_of
 from benchmark.runs.records import read_record
 from benchmark.runs.states import state_of
-from benchmark.suites.plan import Row
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
-AXES = ("round", "bytes", "seconds")
 FORMATS = (".png", ".svg", ".pdf", ".jpg")
 STYLES = ("-", "--", ":", "-.")
 FEW = 12  # up to this many rounds are marked individually
+INK, GRID = "#2b2d33", "#d9d9d6"
+SPREAD = 0.22  # distance between the data sets of a row, in rows
 
 
 def read_runs(folders: Sequence[str], labels: Sequence[str] = ()) -> dict[str, pd.DataFrame]:
@@ -32,13 +36,10 @@ def read_runs(folders: Sequence[str], labels: Sequence[str] = ()) -> dict[str, p
         labels: a name per run; default: the methods, or the folders' names where two runs have the same method.
 
     Raises:
-        ConfigError: no run in a folder, labels and runs differ in number, or the same label for two runs.
-        RunError: a record is damaged.
+        ConfigError: labels and runs differ in number, or two runs have the same label.
+        RunError: no run in a folder, or a record is damaged.
     """
     paths = [Path(folder) for folder in folders]
-    for path in paths:
-        if not (path / "record.json").is_file():
-            raise ConfigError(f"plot: there is no run at {path}; name folders that hold a record.json")
     methods = [str(read_record(path)["method"]) for path in paths]
     own = methods if len({*methods}) == len(methods) else [path.resolve().name for path in paths]
     return _named(labels or own, [read_curve([path]) for path in paths])
@@ -54,45 +55,29 @@ def read_suite_rows(
         names: names of rows, as for ``Suite.row``, or patterns such as ``1/CIFAR-100/*``.
         scale: scale of the suite.
         results_dir: folder that holds ``runs/``.
-        labels: a name per row; default: the method, and the columns in which rows of the same method differ.
+        labels: a name per row; default: the methods, or the names of rows of the same method.
 
     Raises:
-        ConfigError: no such row, a row without complete runs, or labels that do not match.
+        ConfigError: no such row, a name without complete runs, or labels that do not match.
         RunError: a record is damaged.
     """
-    found = [suite.matching([name], scale) if "*" in name else [suite.row(name, scale)] for name in names]
-    chosen = {row.full_name for rows in found for row in rows}
-    runs = {
-        row.full_name: _complete_runs(suite, row, scale, results_dir) for row in suite.rows if row.full_name in chosen
-    }
-    rows = [row for row in suite.rows if runs.get(row.full_name)]
-    empty = [
-        row.full_name for row in suite.rows if runs.get(row.full_name) == [] and {row.full_name, row.name} & {*names}
-    ]
-    if empty or not rows:
-        raise ConfigError(
-            f"plot: no complete run of {', '.join(empty or names)} at scale {scale} in {results_dir}; "
-            f"`table --paper {suite.argument} --scale {scale}` creates them"
-        )
-    return _named(labels or row_labels(rows), [read_curve(runs[row.full_name]) for row in rows])
-
-
-def _complete_runs(suite: Suite, row: Row, scale: str, results_dir: str) -> list[Path]:
-    runs = suite.runs(row, scale, runtime=Runtime(results_dir=results_dir))
-    return [run.folder for run in runs.values() if state_of(run).state == "complete"]
-
-
-def row_labels(rows: Sequence[Row]) -> list[str]:
-    """Name rows by method, plus the table, data set or columns in which rows of the same method differ."""
-    facts = pd.DataFrame(
-        [{"method": row.method, "table": row.table, "data": row.dataset, **row.columns} for row in rows]
-    )
-    labels = []
-    for _, fact in facts.iterrows():
-        peers = facts[facts["method"] == fact["method"]]
-        told = [f"{name}={fact[name]}" for name in fact.dropna().index if peers[name].nunique(dropna=False) > 1]
-        labels.append(f"{fact['method']} ({', '.join(told)})" if told else fact["method"])
-    return labels
+    complete: dict[str, list[Path]] = {}
+    for name in names:
+        rows = suite.matching([name], scale) if "*" in name else [suite.row(name, scale)]
+        found = {}
+        for row in rows:
+            runs = suite.runs(row, scale, runtime=Runtime(results_dir=results_dir)).values()
+            found[row.full_name] = [run.folder for run in runs if state_of(run).state == "complete"]
+        if not any(found.values()):
+            raise ConfigError(
+                f"plot: no complete run of {name} at scale {scale} in {results_dir}; "
+                f"`table --paper {suite.argument} --scale {scale}` creates them"
+            )
+        complete |= found
+    rows = [row for row in suite.rows if complete.get(row.full_name)]
+    methods = [row.method for row in rows]
+    own = [row.full_name if methods.count(row.method) > 1 else row.method for row in rows]
+    return _named(labels or own, [read_curve(complete[row.full_name]) for row in rows])
 
 
 def read_curve(folders: Iterable[Path]) -> pd.DataFrame:
@@ -113,55 +98,34 @@ def _named(names: Sequence[str], curves: Sequence[pd.DataFrame]) -> dict[str, pd
     return dict(zip(names, curves, strict=True))
 
 
+@rc_context({"text.parse_math": False})  # names may have dollar signs
 def learning_curves(
     runs: Mapping[str, pd.DataFrame], columns: Sequence[str], path: str | Path, axis: str = "round"
 ) -> Path:
-    """Draw columns of the records (``draw_learning_curves``) and write the figure.
-
-    Args:
-        runs: curves by label (``read_runs``, ``read_suite_rows``).
-        columns: what to draw.
-        path: file to write; its suffix gives the format (``.png``, ``.svg``, ``.pdf``, ``.jpg``).
-        axis: what to draw against.
-
-    Raises:
-        ConfigError: see ``draw_learning_curves``, or ``path`` cannot be written.
-    """
-    path = writable(path, "--out")
-    figure = draw_learning_curves(runs, columns, axis)
-    if path.suffix.lower() == ".svg":
-        path.write_text(svg_text(figure), encoding="utf-8")
-    else:
-        figure.savefig(path)
-    return path
-
-
-@rc_context({"text.parse_math": False})  # names may have dollar signs
-def draw_learning_curves(runs: Mapping[str, pd.DataFrame], columns: Sequence[str], axis: str = "round") -> Figure:
     """Draw columns of the records against the 0-based round or its cost: a panel per column, a line per curve.
 
     A curve of several seeds is their mean over the rounds that all of them have, with a band of one standard deviation.
     Rows without a column, or without the axis, leave a gap.
 
     Args:
-        runs: curves by label.
+        runs: curves by label (``read_runs``, ``read_suite_rows``).
         columns: what to draw, e.g. ``acc`` or ``pseudo/selected``; columns with a list per row cannot be drawn.
+        path: file to write; its suffix gives the format (``.png``, ``.svg``, ``.pdf``, ``.jpg``).
         axis: ``round``, ``bytes`` (up and down) or ``seconds``, both since the first round.
 
     Raises:
-        ConfigError: no curve has numbers in a column (lists those that have), or there is nothing to draw.
+        ConfigError: no curve has numbers in a column or the axis (lists those that have), or another suffix.
     """
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"--out {path}: the suffix gives the format; use one of {', '.join(FORMATS)}")
     numbers = {name: frame.select_dtypes("number") for name, frame in runs.items()}
     known = sorted({name for frame in numbers.values() for name in frame} - {"round"})
-    for column in columns:
-        if column not in known:
+    for column in (*columns, axis):
+        if column not in (*known, "round"):
             raise ConfigError(
                 f"plot: no run has a column {column!r} of numbers; there are {', '.join(known) or 'none'}"
             )
-    if not columns:
-        raise ConfigError("plot: no column to draw; name one or more, e.g. acc")
-    if axis != "round" and axis not in known:
-        raise ConfigError(f"--axis {axis}: choose one of {', '.join(AXES)} that the rows of the runs have")
     beside = max(1, 100 // (max(map(len, runs)) + 8))
     below = 0.2 * -(-len(runs) // beside)
     figure = Figure(figsize=(7.5, 2.7 * len(columns) + 0.4 + below), dpi=150, layout="constrained")
@@ -182,7 +146,11 @@ def draw_learning_curves(runs: Mapping[str, pd.DataFrame], columns: Sequence[str
         panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     panels[-1].set_xlabel(axis)
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=beside, fontsize="small", frameon=False)
-    return figure
+    if path.suffix.lower() == ".svg":
+        path.write_text(svg_text(figure), encoding="utf-8")
+    else:
+        figure.savefig(path)
+    return path
 
 
 def _of_rounds(curve: pd.DataFrame, axis: str, column: str) -> tuple[pd.Series, pd.Series, pd.Series]:
@@ -194,6 +162,61 @@ def _of_rounds(curve: pd.DataFrame, axis: str, column: str) -> tuple[pd.Series, 
     return x[shared], mean.where(known)[shared], spread.where(known)[shared]
 
 
+@rc_context({"text.parse_math": False})
+def draw_differences(lines: pd.DataFrame) -> Figure:
+    """Draw every row's difference to its reference: a panel per table, a line per row, a point per data set.
+
+    Filled points are told apart from the reference, hollow ones are not, and grey ones are bounds, which are not
+    tested. Rows are sorted by their mean difference over the data sets; those with failed runs come last.
+
+    Args:
+        lines: one line per row and data set: ``setting`` and ``title`` of its table, ``reference``, ``dataset``,
+            ``method``, ``difference`` and ``half_width`` of its interval (points), ``bound``, ``clear`` (whether the
+            row may be called better or worse than the reference), and ``failed`` (number of failed runs).
+    """
+    datasets = list(lines["dataset"].unique())
+    panels = [panel for _, panel in lines.groupby("setting", sort=False)]
+    heights = [panel["method"].nunique() + 1 for panel in panels]
+    figure = Figure(figsize=(7.5, 0.24 * sum(heights) + 0.45 * len(panels) + 0.6), layout="constrained")
+    drawn = figure.subplots(len(panels), squeeze=False, sharex=True, height_ratios=heights)[:, 0]
+    for axes, panel in zip(drawn, panels, strict=True):
+        _draw_panel(axes, panel, datasets)
+    entry = partial(Line2D, [], [], marker="o")
+    points = [entry(color=f"C{number}", label=name) for number, name in enumerate(datasets)]
+    hollow = entry(color=INK, markerfacecolor="white", label="not told apart")
+    untested = entry(color=INK, markerfacecolor=GRID, label="bound, not tested")
+    figure.legend(
+        handles=[*points, hollow, untested], loc="outside lower center", ncols=4, fontsize="small", frameon=False
+    )
+    return figure
+
+
+def _draw_panel(axes: Axes, panel: pd.DataFrame, datasets: Sequence[str]) -> None:
+    """Draw one panel; a data set has the same colour in all panels."""
+    title, reference = panel[["title", "reference"]].iloc[0]
+    lines = panel[panel["method"] != reference]
+    rows = lines.groupby("method").agg({"failed": "sum", "difference": "mean"})
+    order = rows.sort_values(["failed", "difference"], ascending=[False, True]).index
+    bounds = set(lines.loc[lines["bound"].astype(bool), "method"])
+    shown = [name for name in datasets if name in set(lines["dataset"])]
+    for place, dataset in enumerate(shown):
+        own = lines[lines["dataset"] == dataset].set_index("method").reindex(order)
+        y = np.arange(len(order)) + SPREAD * ((len(shown) - 1) / 2 - place)
+        colour = f"C{datasets.index(dataset)}"
+        fill = [colour if clear else "white" for clear in own["clear"].eq(True)]
+        fill = [GRID if method in bounds else own_fill for method, own_fill in zip(order, fill, strict=True)]
+        axes.errorbar(own["difference"], y, xerr=own["half_width"], fmt="none", ecolor=colour, elinewidth=1.2)
+        axes.scatter(own["difference"], y, s=22, color=fill, edgecolors=colour, linewidths=1.2, zorder=3)
+    axes.axvline(0, color=INK, linewidth=0.8)
+    axes.set_yticks(range(len(order)), [f"{name} (bound)" if name in bounds else name for name in order])
+    axes.set_ylim(-0.6, len(order) - 0.4)
+    axes.set_title(f"{title}: points above {reference}", fontsize="medium", loc="left")
+    axes.grid(axis="x", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelsize="small", labelbottom=True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
 def svg_text(figure: Figure) -> str:
     """Return the figure as SVG; equal figures give equal text.
 
@@ -203,22 +226,3 @@ def svg_text(figure: Figure) -> str:
     with rc_context({"svg.hashsalt": "fssl-bench"}):  # makes ids deterministic
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text.getvalue())
-
-
-def writable(path: str | Path, option: str, formats: Sequence[str] = FORMATS) -> Path:
-    """Return ``path`` if a file can be written there.
-
-    Args:
-        path: file to write, which may exist.
-        option: option that gave the path, for the message.
-        formats: allowed suffixes; empty: any.
-
-    Raises:
-        ConfigError: the suffix is not allowed, or there is no such folder.
-    """
-    file = Path(path)
-    if formats and file.suffix.lower() not in formats:
-        raise ConfigError(f"{option} {path}: the suffix gives the format; use one of {', '.join(formats)}")
-    if file.is_dir() or not file.parent.is_dir():
-        raise ConfigError(f"{option} {path}: name a file in a folder that exists")
-    return file

@@ -8,9 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.files import dump_yaml
 from benchmark.report.formats import pipe_table
-from benchmark.report.frame import place_columns
 from benchmark.runs.code_identity import package_version
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import READING, Record, Row, code_versions, read_record, read_rows
@@ -18,9 +16,11 @@ from benchmark.suites.places import Place, places, places_of
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 from datamodules.common.files import write_atomic
+from datamodules.common.yaml import dump_yaml
 
 TEXT, COUNT, NUMBER = "string", "Int64", "float64"
 ENDED = ("complete", "failed")
+ROW = ("table", "dataset", "method", "columns")
 COLUMNS = {
     "id": (TEXT, "names the line, the same in every release"),
     "suite": (TEXT, "suite of the row that the run is for; empty for a run of no suite"),
@@ -46,14 +46,14 @@ COLUMNS = {
 }
 """Type and meaning of the columns. Behind them come the metrics, numbers as in ``metrics.jsonl``."""
 ABOUT = "Results of federated semi-supervised learning: methods by data sets, seeds, readings and rounds"
-OWN_TERMS = ("column", "extract", "field", "fileObject", "key", "recordSet", "source")
+METRIC = (NUMBER, "metric, see docs/usage/records.md")
 CROISSANT = {
     "@vocab": "https://schema.org/",
     "sc": "https://schema.org/",
     "cr": "http://mlcommons.org/croissant/",
     "conformsTo": "http://purl.org/dc/terms/conformsTo",
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
-    **{term: f"cr:{term}" for term in OWN_TERMS},
+    **{term: f"cr:{term}" for term in ("column", "extract", "field", "fileObject", "key", "recordSet", "source")},
 }
 
 
@@ -85,7 +85,11 @@ def export(results: Path, file: Path, suites: Sequence[Suite]) -> int:
         rows: list[Place | None] = [*places_of(record, known[record["scale"]])]
         for place in rows or [None]:
             about = _about(path.name, record, place)
-            lines += [{**about, **own, "id": _id(about, own)} for own in values]
+            row = "/".join(about[name] for name in ("suite", *ROW) if about.get(name))
+            for own in values:
+                number = f":{own['round']}" if own["reading"] == "round" else ""
+                name = f"{path.name}:{row}:{own['reading'] or record['status']}{number}"
+                lines.append({**about, **own, "id": name})
     frame = _typed(pd.DataFrame(lines))
     file.parent.mkdir(parents=True, exist_ok=True)
     frame.to_parquet(file, index=False)
@@ -116,34 +120,27 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _values(record: Record, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """The numbers of a run: a line for each of its readings, or one without any, and one for each evaluated round."""
-    read = [(reading, found) for reading, name in READING.items() if (found := record.get(name))]
-    for reading, found in read:
-        numbers = {name: value for name, value in found.items() if name != "rounds" and _is_number(value)}
-        yield {"reading": reading, **numbers}
-    if not read:
-        yield {"reading": None}
+    read = {reading: record[name] for reading, name in READING.items() if record.get(name)}
+    for reading, found in (read or {None: {}}).items():
+        yield {"reading": reading, **_numbers(found)}
     for row in rows:
-        numbers = {name: value for name, value in row.items() if _is_number(value)}
-        yield {"reading": "round", **numbers, "seconds": row.get("timing", {}).get("seconds")}
+        yield {"reading": "round", **_numbers(row), "seconds": row.get("timing", {}).get("seconds")}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
-
-
-def _id(about: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    """Run, row, reading and round."""
-    row = "/".join(about[name] for name in ("suite", "table", "dataset", "method", "columns") if about[name])
-    number = f":{own['round']}" if own["reading"] == "round" else ""
-    return f"{about['run']}:{row}:{own['reading'] or about['status']}{number}"
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != "rounds" and isinstance(value, int | float)}
 
 
 def _about(name: str, record: Record, place: Place | None) -> dict[str, Any]:
     """What was run, where it stands, what it took, and what made it."""
+    row: dict[str, Any] = {}
+    if place:
+        columns = ", ".join(f"{name}={value}" for name, value in place.row.columns.items())
+        row = dict(zip(ROW, (place.row.table, place.row.dataset, place.row.method, columns or None), strict=True))
     return {
         "suite": place.suite.paper if place else None,
         "scale": record["scale"],
-        **{name: value or None for name, value in place_columns(place.row if place else None).items()},
+        **row,
         "class": record["config"]["method"]["class_path"],
         "data": record["config"]["data"]["class_path"],
         "seed": record["config"]["seed"],
@@ -159,37 +156,31 @@ def _about(name: str, record: Record, place: Place | None) -> dict[str, Any]:
     }
 
 
-def _described(frame: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
-    """Name, type and meaning of each column."""
-    for name in frame:
-        yield (str(name), *COLUMNS.get(str(name), (NUMBER, "metric, see docs/usage/records.md")))
-
-
 def card(file: Path, frame: pd.DataFrame) -> str:
     """The data card: the README of a data set at Hugging Face."""
-    kinds = {TEXT: "string", COUNT: "int64", NUMBER: "float64"}
+    kinds, about = {TEXT: "string", COUNT: "int64", NUMBER: "float64"}, _described(frame)
     head = {
         "license": "apache-2.0",
         "pretty_name": f"Results of fssl-bench {package_version()}",
         "tags": ["federated-learning", "semi-supervised-learning", "benchmark"],
         "configs": [{"config_name": "default", "data_files": file.name}],
-        "dataset_info": {"features": [{"name": name, "dtype": kinds[kind]} for name, kind, _ in _described(frame)]},
+        "dataset_info": {"features": [{"name": name, "dtype": kinds[kind]} for name, (kind, _) in about.items()]},
     }
-    told = pipe_table(["column", "meaning"], [[f"`{name}`", meaning] for name, _, meaning in _described(frame)])
+    told = pipe_table(["column", "meaning"], [[f"`{name}`", meaning] for name, (_, meaning) in about.items()])
     return f"---\n{dump_yaml(head)}---\n\n# {head['pretty_name']}\n\n{ABOUT}.\n\n{told}\n"
 
 
 def croissant(file: Path, frame: pd.DataFrame) -> dict[str, Any]:
     """The same in JSON-LD, as Croissant 1.0 describes data sets."""
-    kinds, fields, files = {TEXT: "sc:Text", COUNT: "sc:Integer", NUMBER: "sc:Float"}, [], []
+    kinds = {TEXT: "sc:Text", COUNT: "sc:Integer", NUMBER: "sc:Float"}
+    files, fields = [], []
     for one, form in ((file, "application/x-parquet"), (file.with_suffix(".csv"), "text/csv")):
-        digest = hashlib.sha256(one.read_bytes()).hexdigest()
-        about: dict[str, Any] = {"@id": one.name, "contentUrl": one.name, "encodingFormat": form, "sha256": digest}
-        files.append({"@type": "cr:FileObject", **about})
-    for name, kind, meaning in _described(frame):
+        about = {"@type": "cr:FileObject", "@id": one.name, "contentUrl": one.name, "encodingFormat": form}
+        files.append({**about, "sha256": hashlib.sha256(one.read_bytes()).hexdigest()})
+    for name, (kind, meaning) in _described(frame).items():
         source = {"fileObject": {"@id": file.name}, "extract": {"column": name}}
-        about = {"@id": f"results/{name}", "description": meaning, "dataType": kinds[kind], "source": source}
-        fields.append({"@type": "cr:Field", **about})
+        about = {"@type": "cr:Field", "@id": f"results/{name}", "description": meaning, "dataType": kinds[kind]}
+        fields.append({**about, "source": source})
     return {
         "@context": CROISSANT,
         "@type": "sc:Dataset",
@@ -201,3 +192,8 @@ def croissant(file: Path, frame: pd.DataFrame) -> dict[str, Any]:
         "distribution": files,
         "recordSet": [{"@type": "cr:RecordSet", "@id": "results", "key": {"@id": "results/id"}, "field": fields}],
     }
+
+
+def _described(frame: pd.DataFrame) -> dict[str, tuple[str, str]]:
+    """Type and meaning of each column."""
+    return {str(name): COLUMNS.get(str(name), METRIC) for name in frame}

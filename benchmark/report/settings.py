@@ -2,24 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isnan, nan
-from statistics import fmean
+from math import inf, nan
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from scipy import stats
 
-from benchmark.report.frame import NONE, Values, by_row, long_frame, rounds_of
-from benchmark.report.statistics import FAILED, LEVEL, SPENT, compare, cost, interval, late_rise
-from benchmark.report.tables import last_rounds
+from benchmark.report.frame import NONE, Values, by_row, last_rounds, rounds_of
+from benchmark.report.statistics import FAILED, LEAST, LEVEL, SPENT, compare, cost, interval, late_rise
 from benchmark.runs.records import Record
 from benchmark.suites.plan import Plan, Row, Table
 from benchmark.suites.suite import Suite
 
-ENOUGH = 3  # seeds that a row needs (RULES.md)
-METRIC = "acc"
-WORST = "acc_worst_clients"
+METRIC, WORST = "acc", "acc_worst_clients"
 POWER = 0.8
 RISING = 1.0  # points over the last quarter of the rounds; a row that rises by more has not converged
 
@@ -31,12 +26,9 @@ class Setting:
     Args:
         table: the table.
         dataset: label of the data set.
-        rows: its lines on this data set that are run at all.
         scores: accuracy in percent as the suite reads it, one line per seed, one column per method label; a missing run
             is NaN, a failed one ``FAILED``.
-        reference: the label that the others are compared with.
         bounds: labels that know more than a method may; they are neither tested nor ranked.
-        controls: by label, that of the row's control: its own step without the unlabelled loss; they are not ranked.
         lines: by method label: what ``compare`` gives, ``last_k_mean`` with ``last_k_ci95`` (the reading that averages
             the last rounds), ``rank`` (mean over the seeds that all methods have; it describes, and nothing is tested
             by it), ``rise`` (mean over the seeds of ``late_rise``), ``converged`` (not if ``rise`` is above 1 point),
@@ -47,18 +39,22 @@ class Setting:
             and ``worst_clients_ci95`` where the table has that metric.
         averaged: the rounds of ``last_k_mean``, such as ``10 rounds``.
         admission: what the test of admission has found (``benchmark.board.admit.judged``); empty if it was not made.
+        controls: by label, that of the row's control: its own step without the unlabelled loss; they are not ranked.
     """
 
     table: Table
     dataset: str
-    rows: Sequence[Row]
     scores: pd.DataFrame
-    reference: str
     bounds: tuple[str, ...]
     lines: pd.DataFrame
     averaged: str
     admission: Mapping[str, Any] = field(default_factory=dict)
     controls: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def reference(self) -> str:
+        """The label that the others are compared with."""
+        return self.table.reference
 
     @property
     def ranked(self) -> bool:
@@ -84,15 +80,13 @@ def settings(suite: Suite, plan: Plan) -> list[Setting]:
 
     Those whose reference has no run at this scale are not among them (``not_compared``).
     """
-    found, known = [], by_row(long_frame(suite, plan))
+    found, known = [], by_row(plan)
     for table in filter(lambda table: table.reference, suite.tables):
         for dataset in dict.fromkeys(row.dataset for row in table.rows):
-            if dataset in not_compared(plan, table):
-                continue
             rows = [row for row in table.rows if row.dataset == dataset and row.full_name in plan.of_row]
             scores = pd.DataFrame({row.method: _scores(plan, known, row, suite.report) for row in rows})
-            if scores.notna().any(axis=None):
-                found.append(_setting(suite, plan, known, table, dataset, rows, scores))
+            if dataset not in not_compared(plan, table) and scores.notna().any(axis=None):
+                found.append(_setting(suite, plan, known, table, rows, scores))
     return found
 
 
@@ -112,46 +106,54 @@ def told_apart(one: Setting, method: str) -> bool:
     line, failed = one.lines.loc[method], one.lines.loc[[method, one.reference], "failed"]
     apart = abs(line["difference"]) > line["simultaneous_ci95"]
     lower = method if line["difference"] < 0 else one.reference
-    sound = line["pairs"] >= ENOUGH and not failed.any() and one.lines.loc[lower, "converged"]
+    sound = line["pairs"] >= LEAST and not failed.any() and one.lines.loc[lower, "converged"]
     return bool(one.ranked and apart and sound)
 
 
-def values(known: Values, row: Row, reading: str, metric: str = METRIC) -> pd.Series:
+def _values(known: Values, row: Row, reading: str, metric: str = METRIC) -> pd.Series:
     """A metric in a reading of a row's complete runs, by seed; a run whose record lacks it is left out."""
     return known.get((row.full_name, reading, metric), NONE)
 
 
 def _scores(plan: Plan, known: Values, row: Row, reading: str) -> pd.Series:
     """By seed, with ``FAILED`` for a run that has failed and NaN for one that is missing."""
-    scores = values(known, row, reading).reindex(plan.seeds)
+    scores = _values(known, row, reading).reindex(plan.seeds)
     scores[[seed for seed, key in plan.of_row[row.full_name].items() if plan.found[key].state == "failed"]] = FAILED
     return scores
 
 
 def _setting(
-    suite: Suite, plan: Plan, known: Values, table: Table, dataset: str, rows: Sequence[Row], scores: pd.DataFrame
+    suite: Suite, plan: Plan, known: Values, table: Table, rows: Sequence[Row], scores: pd.DataFrame
 ) -> Setting:
-    reference, bounds = table.reference, tuple(b for b in table.bounds if b in scores)
+    reference, dataset = table.reference, rows[0].dataset
+    bounds = tuple(label for label in table.bounds if label in scores)
     controls = {row: own for row, own in table.controls.items() if row in scores and own in scores}
     unranked = list(dict.fromkeys((*bounds, *(own for own in table.controls.values() if own in scores))))
     lines = compare(scores, reference, unranked)
-    smooth = {row.method: values(known, row, "last_k_mean") for row in rows}
+    smooth = {row.method: _values(known, row, "last_k_mean") for row in rows}
+    worst = {row.method: _values(known, row, suite.report, WORST) for row in rows}
+    beside = [one for other in suite.tables if other.untuned == table.number for one in other.rows]
+    untuned = {one.method: _values(known, one, suite.report) for one in beside if one.dataset == dataset}
     goal = smooth[reference].mean() if suite.report == "averaged" else lines.loc[reference, "mean"]
-    more = {}
+    more: dict[str, dict[str, Any]] = {}
     for row in rows:
-        done = _done(plan, row)
-        more[row.method] = {
-            "bound": row.method in bounds,
-            "goal": goal,
-            "last_k_mean": smooth[row.method].mean(),
-            "last_k_ci95": interval(smooth[row.method]),
-            "rise": _rise(done),
-            **_spent(done, goal),
-            "tuned": _tuned(suite, plan, row),
-            **_over_control(scores, row.method, controls),
-            **_untuned(suite, known, table, row),
-            **_worst_clients(suite, known, table, row, reference),
-        }
+        name = row.method
+        done = [
+            (record, rounds_of(plan.runs[key].folder))
+            for key in plan.of_row[row.full_name].values()
+            if (record := plan.found[key].record) is not None
+        ]
+        more[name] = {"bound": name in bounds, "goal": goal}
+        more[name] |= {"last_k_mean": smooth[name].mean(), "last_k_ci95": interval(smooth[name])}
+        more[name]["rise"] = pd.Series([late_rise(curve) for _, curve in done], dtype="float64").mean()
+        more[name] |= {**_spent(done, goal), "tuned": _tuned(suite, plan, row)}
+        if name in controls:
+            more[name] |= _paired(scores[name], scores[controls[name]], "over_control")
+        if name in untuned:
+            more[name] |= {"untuned": untuned[name].mean(), "untuned_ci95": interval(untuned[name])}
+        if WORST in table.metrics:
+            more[name]["worst_clients"] = worst[name].mean()
+            more[name] |= _paired(worst[name], worst[reference], "worst_clients_difference")
     admission = _admission(suite, plan.scale, table.number, dataset)
     whole = scores.drop(columns=unranked).dropna()
     lines["rank"] = whole.rank(axis=1, ascending=False).mean() if admission.get("admitted", False) else nan
@@ -161,7 +163,7 @@ def _setting(
     lines["found80"] = _found(lines, scores.shape[1] - len(unranked) - 1)
     keys = [key for row in rows for key in plan.of_row[row.full_name].values()]
     averaged = " or ".join(sorted({last_rounds(plan.runs[key].config) for key in keys}))
-    return Setting(table, dataset, rows, scores, reference, bounds, lines, averaged, admission, controls)
+    return Setting(table, dataset, scores, bounds, lines, averaged, admission, controls)
 
 
 def _found(lines: pd.DataFrame, family: int) -> pd.Series:
@@ -173,31 +175,8 @@ def _found(lines: pd.DataFrame, family: int) -> pd.Series:
 
 def _paired(scores: pd.Series, beside: pd.Series, name: str) -> dict[str, Any]:
     """Mean difference of two rows over the seeds in which both have a score, and the half-width of its interval."""
-    both = (scores - beside).replace([np.inf, -np.inf], nan).dropna()
+    both = (scores - beside).replace([inf, -inf], nan).dropna()
     return {name: both.mean(), f"{name.removesuffix('_difference')}_ci95": interval(both)}
-
-
-def _over_control(scores: pd.DataFrame, method: str, controls: Mapping[str, str]) -> dict[str, Any]:
-    return _paired(scores[method], scores[controls[method]], "over_control") if method in controls else {}
-
-
-def _untuned(suite: Suite, known: Values, table: Table, row: Row) -> dict[str, Any]:
-    """Mean of a row at its paper's rates, with the half-width of its interval, if a table has it."""
-    beside = [one for other in suite.tables if other.untuned == table.number for one in other.rows]
-    for one in beside:
-        if (one.dataset, one.method) == (row.dataset, row.method):
-            own = values(known, one, suite.report)
-            return {"untuned": own.mean(), "untuned_ci95": interval(own)}
-    return {}
-
-
-def _worst_clients(suite: Suite, known: Values, table: Table, row: Row, reference: str) -> dict[str, Any]:
-    """Accuracy at the worst tenth of the clients, and its difference to the reference's; not tested."""
-    if WORST not in table.metrics:
-        return {}
-    (beside,) = [one for one in table.rows if (one.dataset, one.method) == (row.dataset, reference)]
-    own, theirs = (values(known, one, suite.report, WORST) for one in (row, beside))
-    return {"worst_clients": own.mean(), **_paired(own, theirs, "worst_clients_difference")}
 
 
 def _admission(suite: Suite, scale: str, table: str, dataset: str) -> Mapping[str, Any]:
@@ -223,22 +202,6 @@ def _tested(suite: Suite, scale: str, table: str, dataset: str) -> list[tuple[st
         labels = [label for label in (one.reference, *one.bounds[:1]) if label in rows]
         found += [(label, suite.values(rows[label], scale, tuned=False) | {"seed": None}) for label in labels]
     return found
-
-
-def _done(plan: Plan, row: Row) -> list[tuple[Record, pd.DataFrame]]:
-    """Record and evaluated rounds of a row's complete runs."""
-    return [
-        (record, rounds_of(plan.runs[key].folder))
-        for key in plan.of_row[row.full_name].values()
-        if (record := plan.found[key].record) is not None
-    ]
-
-
-def _rise(done: Sequence[tuple[Record, pd.DataFrame]]) -> float:
-    """Mean over the seeds of what the accuracy rises over the last quarter of the rounds; NaN where no run tells."""
-    rises = [late_rise(curve) for _, curve in done]
-    told = [rise for rise in rises if not isnan(rise)]
-    return fmean(told) if told else nan
 
 
 def _spent(done: Sequence[tuple[Record, pd.DataFrame]], goal: float) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""What the seeds of a setting support: intervals, paired differences, what still rises, and what an accuracy costs.
+"""What seeds support: intervals, paired differences, printed leads, what still rises, and what an accuracy costs.
 
 Rows of a setting meet the same partition, clients and initial weights under a seed, so that they are compared within
 seeds. All tests are two-sided.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from math import inf, nan
+from math import copysign, inf, nan, sqrt
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ FAILED = -inf
 DIGITS = 6  # of a difference; what is behind them is rounding noise
 SPENT = ("bytes_up", "bytes_down", "steps")
 MOST_FLIPPED = 20  # pairs; they have 2 ** 20 patterns of signs
+LEAST = 3
+"""Seeds below which nothing is judged: with two, the 95 % interval is 12.7 standard errors wide to each side."""
+ROUNDING = 1e-9
 
 
 def interval(values: Sequence[float] | pd.Series, level: float = LEVEL) -> float | None:
@@ -153,3 +157,72 @@ def cost(record: Record, rounds: pd.DataFrame, accuracy: float) -> Mapping[str, 
     if "seconds" in first:
         spent["seconds"] = record["timing"]["seconds"] * first["seconds"] / rounds["seconds"].iloc[-1]
     return spent
+
+
+def prediction(values: Sequence[float] | pd.Series, runs: int = 1, of: int = 1) -> float | None:
+    """Half-width of the 95 % interval around the mean of ``values`` in which the mean of ``runs`` further runs lies.
+
+    It is t(n - 1) s sqrt(1/n + 1/runs): our mean is uncertain, and so is theirs. As one ``of`` several intervals it is
+    wider, so that all of them hold together with 95 % (Bonferroni). ``None`` for fewer than two values.
+    """
+    n = len(values)
+    if n < 2:
+        return None
+    return float(stats.t.ppf(1 - (1 - LEVEL) / (2 * of), n - 1)) * stdev(values) * sqrt(1 / n + 1 / runs)
+
+
+def lead(
+    method: pd.Series, control: pd.Series, printed_method: str, printed_control: str, runs: int = 1
+) -> dict[str, Any] | None:
+    """What our seeds say of a printed lead: whether a method is above its control by what a paper prints.
+
+    A level depends on everything that a paper leaves out. The lead of a method over its control, under the same seeds,
+    is what a paper claims.
+
+    Args:
+        method: our values by seed, in percent.
+        control: the same of the control.
+        printed_method: the printed value.
+        printed_control: the control's.
+        runs: runs behind a printed value.
+
+    Returns:
+        ``effect`` (mean of the differences within seeds, in points), ``effect_ci95`` (half-width of its t interval) and
+        ``effect_prediction`` (that of the interval in which a printed lead is expected), both ``None`` for one seed,
+        ``effect_n`` (seeds that both have), ``effect_published`` and its ``effect_places`` (decimals), ``verdict`` and,
+        where that is ``open``, ``note``. ``None`` without a seed that both have. RULES.md has the rule: ``holds``,
+        ``smaller``, ``not seen``, ``reversed`` or ``open``; empty if the printed lead is 0, which claims nothing.
+    """
+    differences = list((method - control).dropna())
+    if not differences:
+        return None
+    digits = max(places(printed_method), places(printed_control))
+    printed = round(float(printed_method) - float(printed_control), digits)
+    ours, half, expected = fmean(differences), interval(differences), prediction(differences, runs)
+    found = {"effect": ours, "effect_ci95": half, "effect_prediction": expected, "effect_n": len(differences)}
+    verdict, note = "open", ""
+    ours, claimed = copysign(1.0, printed) * ours, abs(printed)  # as if a gain were printed
+    if not claimed:
+        verdict = ""
+    elif half is None or expected is None or len(differences) < LEAST:
+        note = f"fewer than {LEAST} seeds"
+    elif ours - half > ROUNDING:
+        verdict = "smaller" if claimed - round(ours, digits) > expected + ROUNDING else "holds"
+    elif ours + half < -ROUNDING:
+        verdict = "reversed"
+    elif ours + half < claimed - ROUNDING:
+        verdict = "not seen"
+    else:
+        note = "the interval contains both 0 and the printed lead"
+    return {**found, "effect_published": printed, "effect_places": digits, "verdict": verdict, "note": note}
+
+
+def difference(ours: float, printed: str) -> float:
+    """Ours minus the printed value, ours rounded as the printed one is."""
+    digits = places(printed)
+    return round(round(ours, digits) - float(printed), digits)
+
+
+def places(printed: str) -> int:
+    """Decimals of a printed value."""
+    return len(printed.partition(".")[2])

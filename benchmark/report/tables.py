@@ -1,23 +1,25 @@
-"""The papers' tables, computed from records."""
+"""The papers' tables, computed from records: in the published layout, methods as rows and data sets as columns."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
+from textwrap import fill
 from typing import Any
 
 import pandas as pd
+from tabulate import tabulate
 
-from benchmark.config import RunConfig
-from benchmark.files import write_changed
-from benchmark.report.cells import BROKEN, Cell, Cells
-from benchmark.report.formats import csv_text, markdown
-from benchmark.report.frame import Values, by_row, long_frame
-from benchmark.report.layout import OURS, Rendered, varying
+from benchmark.config import Run, RunConfig
+from benchmark.report.formats import Marked, csv_text, latex_table, markdown, pipe_table
+from benchmark.report.frame import BROKEN, LACKS, NONE, Values, averaged_rounds, by_row, last_rounds, network
+from benchmark.report.statistics import difference, interval, lead, places, prediction
+from benchmark.runs.console import printable
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import READING, Record, code_versions
-from benchmark.suites.plan import Plan, Table
+from benchmark.runs.records import READING, code_versions
+from benchmark.suites.plan import Plan, Row, Table, control_of, operands
 from benchmark.suites.suite import Suite
+from datamodules.common.files import write_changed
 
 SAY = {
     "best": "the round of best test accuracy",
@@ -25,14 +27,8 @@ SAY = {
     "last_k_mean": "the mean of the last {last}",
     "averaged": "one model, the mean of the global weights of the last {averaged}",
 }
-VERDICT = (
-    "prediction",
-    "effect",
-    "effect_ci95",
-    "effect_prediction",
-    "effect_n",
-    "effect_published",
-)  # at a comparable scale
+LEAD = ("effect", "effect_ci95", "effect_prediction", "effect_n", "effect_published")
+VERDICT = ("prediction", *LEAD)  # at a comparable scale
 NUMBERS = ("ours", "std", "ci95", "delta", *VERDICT, *READING)
 LEFT = ("table", "dataset", "data", "network", "method")
 RIGHT = (
@@ -50,188 +46,451 @@ RIGHT = (
     *READING,
     "runs",
 )
+WIDTH = 100  # characters per line in a terminal
+UNPUBLISHED = Table.unpublished  # default reason for a missing published value
+UNTOUCHED = ("not run", "pending")  # reasons for a missing value that are not shown
+NONE_RUN = "–"
+OURS = "Ours: mean ± half-width of the 95 % t interval (number of seeds), in percent."
+RANKED = (
+    "The best row on the first data set stands first, rows with failed runs last. "
+    "Whether two rows differ is on the leaderboard's page."
+)
+LEVEL = (
+    "Below it the published value and, in brackets, Δ: ours, rounded as printed, minus published, with the half-width "
+    "of our 95 % prediction interval for {further}; it decides nothing."
+)
+EFFECT = (
+    "Effect: the row minus {control}, paired by seed, ± half-width of its 95 % t interval, and in brackets the printed "
+    "lead. Holds: the interval is on the printed side of 0, and the printed lead is not above our prediction interval; "
+    "smaller: it is above; not seen: the interval contains 0 and excludes the printed lead; reversed: it is on the "
+    "other side of 0; open: anything else."
+)
+NO_LEAD = "The table has no control, so that no lead is printed and there are no verdicts."
+ALWAYS = ("data", "network", "rounds")  # facts that are told even if they are empty
+
+Cell = Mapping[str, Any]
+"""One metric of one row of a suite: the columns ``LEFT`` and ``RIGHT``, and what they were made of.
+
+``row`` (``Row``), ``scores`` (values by seed in the suite's reading, in percent), ``states`` (by seed, the first of
+``LACKS`` that applies to its runs, or ``complete``), ``lacks`` (why seeds have no value), ``verdict`` and
+``effect_places`` (decimals of the printed lead).
+"""
 
 
-def render(suite: Suite, plan: Plan, published: Mapping[Any, str]) -> list[Rendered]:
+def render(suite: Suite, plan: Plan, published: Mapping[Any, str]) -> list["Page"]:
     """Render all tables of a suite.
 
     Args:
         suite: the suite.
         plan: its runs at one scale.
         published: printed values by ``Row.key``.
-
-    Returns:
-        One ``Rendered`` per table. Each line has a ``status``: what is missing (``1 of 3; failed (1)``), whether a
-        value is published and, at the paper's scale, the verdict on the printed lead (``Lead.verdict``). ``note`` says
-        why it is open: too few seeds, too wide an interval, a failed run of the row or of its control, or seeds other
-        than the suite's while these are not complete. At other scales the published value is for orientation only.
     """
-    known = by_row(long_frame(suite, plan))
-    return [_render(suite, plan, published, table, known) for table in suite.tables]
+    known = by_row(plan)
+    return [Page(suite, plan, published, table, known) for table in suite.tables]
 
 
-def write(suite: Suite, scale: str, tables: Sequence[Rendered], results: Path) -> list[Path]:
+def write(suite: Suite, scale: str, pages: Sequence["Page"], results: Path) -> list[Path]:
     """Write ``tables/<paper>-<scale>`` as ``.md``, ``.csv`` and ``.tex``; returns the changed files."""
-    files = results / "tables" / f"{suite.paper}-{scale}"
-    return write_changed(
-        {files.with_name(files.name + suffix): text for suffix, text in exports(suite, tables).items()}
-    )
-
-
-def exports(suite: Suite, tables: Sequence[Rendered]) -> dict[str, str]:
-    """Return all tables of a suite at a scale as file contents, by suffix."""
-    frame = pd.concat([table.frame for table in tables], ignore_index=True)
-    own = [c for c in frame if c not in (*LEFT, *RIGHT)]
-    frame = frame[[c for c in (*LEFT, *own, *RIGHT) if c in frame]]
-    return {
-        ".md": "\n".join([markdown(f"# {suite.title}") + "\n", *(table.markdown for table in tables)]),
-        ".csv": csv_text(frame),
-        ".tex": r"% Made from records; needs \usepackage{booktabs}." + "\n" + "\n".join(t.latex for t in tables),
+    frame = pd.concat([page.frame for page in pages], ignore_index=True)
+    own = [name for name in frame if name not in (*LEFT, *RIGHT)]
+    whole = frame[[name for name in (*LEFT, *own, *RIGHT) if name in frame]]
+    file = results / "tables" / f"{suite.paper}-{scale}"
+    texts = {
+        ".md": "\n".join([markdown(f"# {suite.title}") + "\n", *(page.markdown for page in pages)]),
+        ".csv": csv_text(whole),
+        ".tex": "\n".join([r"% Made from records; needs \usepackage{booktabs}.", *(page.latex for page in pages), ""]),
     }
+    return write_changed({file.with_name(file.name + suffix): text for suffix, text in texts.items()})
 
 
-def last_rounds(config: RunConfig) -> str:
-    """Describe what ``last_k_mean`` averages: ``10 rounds``, or ``10 rounds (2 of them evaluated)``."""
-    last = range(max(0, config.rounds - config.last_k), config.rounds)
-    evaluated = sum((r + 1) % config.eval_every == 0 or r + 1 == config.rounds for r in last)
-    told = f"{len(last)} round{'s' if len(last) > 1 else ''}"
-    return told if evaluated == len(last) else f"{told} ({evaluated} of them evaluated)"
+class Page:
+    """One table of a suite at one scale.
 
+    Attributes:
+        number: number of the table.
+        compare: whether the scale is the paper's protocol, so that values are compared with the published ones. At
+            other scales these are for orientation only.
+        cells: one per row and metric.
+        columns: columns that identify rows of the same method.
+        heads: those of them in which rows differ.
+        rows: the cells by data set and metric, by the method and the values of ``heads``.
+        places: data sets and metrics in the order of the table, which are the columns of the layout.
+        facts: facts about the runs by name; a text without a name has the empty one.
+    """
 
-def averaged_rounds(config: RunConfig) -> str:
-    """Describe what ``averaged`` averages, e.g. ``20 rounds``."""
-    count = min(config.average_last, config.rounds)
-    return f"{count} round{'s' if count > 1 else ''}"
+    def __init__(self, suite: Suite, plan: Plan, published: Mapping[Any, str], table: Table, known: Values) -> None:
+        self.suite, self.plan, self.published, self.table, self._known = suite, plan, published, table, known
+        self.number, self.compare = table.number, suite.compares(plan.scale)
+        self._at_scale = [row for row in table.rows if row.method not in suite.left_out(plan.scale)]
+        blocks = [[self._judged(row, metric) for metric in table.metrics] for row in self._at_scale]
+        if suite.ranked:
+            blocks.sort(key=lambda block: self._rank(block[0]))
+        self.cells: list[Cell] = [cell for block in blocks for cell in block]
+        hidden = () if self.compare else suite.replaced
+        self.columns = list(dict.fromkeys(c for row in self._at_scale for c in row.columns if c not in hidden))
+        self.heads = [c for c in self.columns if len({cell["row"].columns.get(c) for cell in self.cells}) > 1]
+        self._several = len(table.metrics) > 1
+        self.places = list(dict.fromkeys((cell["dataset"], cell["metric"]) for cell in self.cells))
+        self.rows: dict[tuple[str, ...], dict[tuple[str, str], Cell]] = {}
+        for cell in self.cells:
+            keys = (cell["method"], *(cell["row"].columns.get(c, "") for c in self.heads))
+            self.rows.setdefault(keys, {})[cell["dataset"], cell["metric"]] = cell
+        self.facts = self._facts()
 
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The cells in the long form of the CSV: a line for each row and metric.
 
-def _render(suite: Suite, plan: Plan, published: Mapping[Any, str], table: Table, known: Values) -> Rendered:
-    compare = suite.compares(plan.scale)
-    hidden = () if compare else suite.replaced
-    at_scale = replace(table, rows=tuple(row for row in table.rows if row.method not in suite.left_out(plan.scale)))
-    columns = tuple(dict.fromkeys(c for row in at_scale.rows for c in row.columns if c not in hidden))
-    make = Cells(suite, plan, published, at_scale, known)
-    blocks = [[make.cell(row, metric) for metric in table.metrics] for row in at_scale.rows]
-    if suite.ranked:
-        blocks.sort(key=lambda block: _place(plan, block[0]))
-    cells = tuple(cell for block in blocks for cell in block)
-    return Rendered(
-        name=f"{suite.paper}-{plan.scale}-{table.number}",
-        number=table.number,
-        title=table.title,
-        scale=plan.scale,
-        compare=compare,
-        cells=cells,
-        frame=_frame(table, cells, columns, compare, bool(published)),
-        columns=columns,
-        facts=_facts(suite, plan, table, cells, columns),
-        legend=_legend(suite, table, compare, bool(published)),
-        unpublished=table.unpublished,
-        readings=_readings(cells, varying(cells, columns), plan),
-    )
+        ``status`` says what is missing (``1 of 3; failed (1)``), whether a value is published and, at the paper's
+        scale, the verdict on the printed lead. ``note`` says why it is open: too few seeds, too wide an interval, a
+        failed run of the row or of its control, or seeds other than the suite's while these are not complete.
+        """
+        names = [*LEFT, *self.columns, *RIGHT]
+        frame = pd.DataFrame([{**cell, **cell["row"].columns} for cell in self.cells], columns=names)
+        left_out = {"data", "network"} if self.compare else {"delta", "note", *VERDICT}
+        given = {"published": bool(self.published), "spread": any(cell["spread"] for cell in self.cells)}
+        given["averaged"] = any("averaged" in cell for cell in self.cells)
+        left_out |= {name for name, is_given in given.items() if not is_given}
+        return frame.astype(dict.fromkeys(NUMBERS, "float64"))[[name for name in names if name not in left_out]]
 
-
-def _place(plan: Plan, cell: Cell) -> tuple[int, float]:
-    """Where a row of a ranked suite stands: by failed runs, so that survivors place no row, then by the mean."""
-    return sum(plan.found[key].state == "failed" for key in cell.runs), math.inf if cell.ours is None else -cell.ours
-
-
-def _frame(table: Table, cells: Sequence[Cell], columns: Sequence[str], compare: bool, printed: bool) -> pd.DataFrame:
-    """Return the lines in long form."""
-    rows = []
-    for cell in cells:
-        row: dict[str, Any] = {"table": table.number, "dataset": cell.row.dataset, "method": cell.row.method}
-        row |= {"data": cell.data, "network": cell.network, "metric": cell.metric, **cell.row.columns}
-        row |= {"ours": cell.ours, "std": cell.std, "ci95": cell.ci95, "n": cell.n, **cell.readings}
-        row |= {"published": cell.published, "spread": cell.spread, "delta": cell.judged.delta}
-        row["prediction"] = cell.judged.level
-        if lead := cell.judged.lead:
-            of_lead = (lead.ours, lead.half, lead.prediction, lead.n, lead.printed)
-            row |= dict(zip(VERDICT[1:], of_lead, strict=True))
-        rows.append({**row, "status": cell.status, "note": cell.judged.note, "runs": " ".join(cell.runs)})
-    frame = pd.DataFrame(rows, columns=[*LEFT, *columns, *RIGHT]).astype(dict.fromkeys(NUMBERS, "float64"))
-    left_out = {"data", "network"} if compare else {"delta", "note", *VERDICT}
-    left_out |= set() if printed else {"published"}
-    left_out |= set() if any(cell.spread for cell in cells) else {"spread"}
-    left_out |= set() if any("averaged" in cell.readings for cell in cells) else {"averaged"}
-    return frame[[c for c in (*LEFT, *columns, *RIGHT) if c not in left_out]]
-
-
-def _readings(cells: Sequence[Cell], heads: Sequence[str], plan: Plan) -> pd.DataFrame:
-    """Accuracy in all readings of what was run."""
-    own = [key for cell in cells for key in cell.runs]
-    last = " or ".join(dict.fromkeys(last_rounds(plan.runs[key].config) for key in own))
-    averaged = " or ".join(dict.fromkeys(averaged_rounds(plan.runs[key].config) for key in own))
-    named = {"best": "best round", "last": "last round", "last_k_mean": f"mean of the last {last}"}
-    named |= {"averaged": f"averaged model of the last {averaged}"}
-    rows: list[dict[str, Any]] = [
-        {
-            "method": cell.row.method,
-            **{c: cell.row.columns.get(c) for c in heads},
-            "data set": cell.row.dataset,
-            **{named[name]: value for name, value in cell.readings.items()},
+    def _cell(self, row: Row, metric: str) -> dict[str, Any]:
+        """A cell without a verdict."""
+        parts = operands(row, self._at_scale) if row.minus else (row,)
+        seeds = () if row.pending else self.plan.seeds
+        runs = {seed: [self.plan.run(part, seed) for part in parts] for seed in seeds}
+        config, states = self._config(row, runs), {}
+        for seed, group in runs.items():
+            found = [self.plan.found[run.id].state for run in group]
+            states[seed] = next((state for state in LACKS if state in found), "complete")
+        scores = self._scores(parts, metric, self.suite.report)
+        read = [name for name in READING if name != "averaged" or (config and config.average_last)]
+        return {
+            "table": self.table.number,
+            "dataset": row.dataset,
+            "data": config.data.name if config else "-",
+            "network": network(config) if config else "-",
+            "method": row.method,
+            "metric": metric,
+            "ours": _mean(scores),
+            "std": scores.std(),
+            "ci95": interval(scores),
+            "n": len(scores),
+            "published": self.published.get(row.key(metric)),
+            "spread": self.published.get(row.key(f"{metric} std")),
+            **{name: _mean(self._scores(parts, metric, name)) if metric == "acc" else None for name in read},
+            "runs": " ".join(dict.fromkeys(run.id for group in runs.values() for run in group)),
+            "row": row,
+            "scores": scores,
+            "states": states,
+            "lacks": "pending" if row.pending else _lacks(states, len(scores)),
         }
-        for cell in cells
-        if cell.metric == "acc" and cell.n
-    ]
-    return pd.DataFrame(rows)
 
+    def _config(self, row: Row, runs: Mapping[int, list[Run]]) -> RunConfig | None:
+        """The configuration of a row's runs; a pending row has that of another row on its data set, if there is one."""
+        if runs:
+            return runs[self.plan.seeds[0]][0].config
+        others = [one for one in self._at_scale if one.dataset == row.dataset and one.full_name in self.plan.of_row]
+        return self.plan.run(others[-1], self.plan.seeds[0]).config if others else None
 
-def _facts(suite: Suite, plan: Plan, table: Table, cells: Sequence[Cell], columns: Sequence[str]) -> dict[str, str]:
-    """Facts about the runs of a table, by name; a text without a name has the empty one."""
-    without = suite.left_out(plan.scale)
-    rows = [row for row in table.rows if row.full_name in plan.of_row]
-    planned = {run.id: run for row in rows for seed in plan.seeds for run in [plan.run(row, seed)]}
-    records = [record for key in planned if (record := plan.found[key].record) is not None]
-    configs = [run.config for run in planned.values()]
-    precisions = {config.precision for config in configs}
-    told_apart = varying(cells, columns)
-    constant = {c: cells[0].row.columns.get(c, "") for c in columns if c not in told_apart}
-    facts = {
-        "data": _listed(c.data.name for c in configs),
-        **({"metric": table.metrics[0]} if len(table.metrics) == 1 else {}),
-        "network": _networks(cells),
-        **{c.replace("_", " "): value for c, value in constant.items() if value},
-        "scale": f"{plan.scale} ({suite.scale(plan.scale).get('note') or 'own protocol'})",
-        "rounds": _listed(sorted({c.rounds for c in configs})),
-        **({"precision": _listed(precisions)} if precisions - {"32-true"} else {}),
-        "seeds": _listed(plan.seeds),
-        "reading": SAY[suite.report].format(
-            last=_listed(map(last_rounds, configs)), averaged=_listed(map(averaged_rounds, configs))
-        ),
-        "hardware": _listed(sorted({hardware(r["environment"]) for r in records})) or "-",
-        "code": _listed(sorted({version for r in records for version in code_versions(r)})) or "-",
-    }
-    if mixed := _several(records):
-        facts["**data of several versions**"] = mixed
-    if len(records) < len(planned):
-        facts[""] = f"**{len(records)} of {len(planned)} runs complete**"
-        for bad in BROKEN:
-            ids = [key for key in planned if plan.found[key].state == bad]
-            facts |= {bad: ", ".join(ids)} if ids else {}
-    left = dict.fromkeys(row.method for row in table.rows if row.method in without)
-    if left:
+    def _scores(self, parts: Sequence[Row], metric: str, reading: str) -> pd.Series:
+        """Values by seed; of two rows their difference."""
+        first, *rest = (self._known.get((part.full_name, reading, metric), NONE) for part in parts)
+        return (first - rest[0]).dropna() if rest else first
+
+    def _judged(self, row: Row, metric: str) -> Cell:
+        """A cell with what our runs say of the printed value, at a scale that follows the paper's protocol."""
+        cell = self._cell(row, metric) | {"delta": None, "verdict": "", "note": ""}
+        printed, runs = cell["published"], self.table.published_runs
+        if self.compare and printed is not None and cell["n"]:
+            cell["delta"] = difference(cell["ours"], printed)
+            control = control_of(row, self._at_scale, self.table.control)
+            beside = self._cell(control, metric) if control and self.published.get(control.key(metric)) else None
+            unsound = self._unsound(cell, beside)
+            if not unsound:
+                cell["prediction"] = prediction(list(cell["scores"]), runs)
+            if beside:
+                cell |= {"verdict": "open", "note": unsound or "no seed in common with the control"}
+                if not unsound:
+                    cell |= lead(cell["scores"], beside["scores"], printed, beside["published"], runs) or {}
+        unpublished = self.published and not printed
+        word = f"published: {self.table.unpublished}" if unpublished else cell["verdict"]
+        seeds = _count(cell) if 0 < cell["n"] < len(cell["states"]) else ""
+        return {**cell, "status": "; ".join(filter(None, (seeds, cell["lacks"], word)))}
+
+    def _unsound(self, cell: Cell, beside: Cell | None) -> str:
+        """Why the seeds of a cell may not be judged; empty if they may.
+
+        A mean may be judged over (some of) the suite's seeds, and over others only if all these are complete.
+        """
+        if {*cell["states"].values()} & {*BROKEN}:
+            return "a failed run"
+        if beside and {*beside["states"].values()} & {*BROKEN}:
+            return "a failed run of the control"
+        own = set(self.suite.scale(self.plan.scale)["seeds"])
+        complete = {seed for seed, state in cell["states"].items() if state == "complete"}
+        sound = own <= set(self.plan.seeds) and (complete <= own or own <= complete)
+        return "" if sound else "other seeds than the suite's"
+
+    def _rank(self, cell: Cell) -> tuple[int, float]:
+        """Where a row of a ranked suite stands: by failed runs, so that survivors place no row, then by the mean."""
+        failed = [state for state in cell["states"].values() if state == "failed"]
+        return len(failed), math.inf if cell["ours"] is None else -cell["ours"]
+
+    @property
+    def _printed(self) -> bool:
+        """Whether the paper has values for this table, whether or not we know them."""
+        known = any(cell["published"] for cell in self.cells)
+        return bool(self.published) and (known or self.table.unpublished != UNPUBLISHED)
+
+    def _shown(self) -> tuple[list[tuple[str, ...]], list[tuple[str, str]]]:
+        """The rows and columns of the layout of which something was run."""
+        rows = [keys for keys, cells in self.rows.items() if any(map(_touched, cells.values()))]
+        data = {cell["dataset"] for cell in self.cells if _touched(cell)}
+        return rows, [place for place in self.places if place[0] in data]
+
+    def _labels(self, rows: Iterable[tuple[str, ...]]) -> list[str]:
+        """A name per row: its method, with its other columns if several rows have this method."""
+        methods = [keys[0] for keys in rows]
+        return [keys[0] if methods.count(keys[0]) == 1 else " ".join(filter(None, keys)) for keys in rows]
+
+    def _titles(self, places: Iterable[tuple[str, str]]) -> list[str]:
+        """The heads of the layout; columns of cells are named by data set and, if there are several, metric."""
+        titles = [f"{self._data_label(data)} {metric if self._several else ''}".strip() for data, metric in places]
+        return ["method", *(name.replace("_", " ") for name in self.heads), *titles]
+
+    def _data_label(self, dataset: str) -> str:
+        """The published data set, preceded by the one that replaces it at this scale, if any."""
+        used = dict.fromkeys(cell["data"] for cell in self.cells if cell["dataset"] == dataset)
+        same = all(_spelled(name) == _spelled(dataset) for name in used)
+        return dataset if self.compare or same else f"{', '.join(used)} (as {dataset})"
+
+    @property
+    def markdown(self) -> str:
+        """Heading, table, omitted rows, readings, facts and legend."""
+        rows, columns = self._shown()
+        parts = [markdown(f"### Table {self.number}: {self.table.title}")]
+        if rows:
+            stands_in = bool(self.published) and not self.compare
+            parts += [markdown(f"**Scale {self.plan.scale}: not the paper's protocol.**")] if stands_in else []
+            body = [[*keys, *(self._markdown_cell(self.rows[keys].get(place)) for place in columns)] for keys in rows]
+            parts += [pipe_table(self._titles(columns), body), markdown(self._not_run()), markdown(self._open())]
+        else:
+            parts += ["Nothing of this table has been run."]
+            if self._printed and not any(cell["published"] for cell in self.cells):
+                parts += [markdown(f"Published values: {self.table.unpublished}.")]
+        if readings := self._readings():
+            count = "four" if any("averaged" in cell for cell in self.cells) else "three"
+            table = pipe_table(list(readings[0]), [list(line.values()) for line in readings])
+            parts += [f"<details><summary>Accuracy, all {count} readings</summary>", table, "</details>"]
+        parts += [markdown("; ".join(self._told()) + "."), markdown(self._legend()) if rows else ""]
+        return "\n\n".join(filter(None, parts)) + "\n"
+
+    def _markdown_cell(self, cell: Cell | None) -> str:
+        if cell is None:
+            return ""
+        parts = [markdown(_ours(cell))]
+        if self._printed:
+            told = _published(cell) or self.table.unpublished
+            if cell["delta"] is not None:
+                half = "" if cell.get("prediction") is None else f", ± {cell['prediction']:.2f}"
+                told += f" ({cell['delta']:+.{places(cell['published'])}f}{half})"
+            parts += [markdown(told) if self.compare else f"<sub>{markdown(told)}</sub>"]
+        if cell.get("effect") is not None:
+            half = "" if cell["effect_ci95"] is None else f" ± {cell['effect_ci95']:.2f}"
+            parts += [f"effect {cell['effect']:+.2f}{half} ({cell['effect_published']:+.{cell['effect_places']}f})"]
+        if cell["n"]:
+            parts += [markdown("; ".join(filter(None, (cell["lacks"], cell["verdict"]))))]
+        return Marked("<br>".join(filter(None, parts)))
+
+    def _not_run(self) -> str:
+        """A sentence on what is not shown; empty if nothing."""
+        rows, columns = self._shown()
+        data = list(dict.fromkeys(place[0] for place in self.places if place not in columns))
+        named = [label for keys, label in zip(self.rows, self._labels(self.rows), strict=True) if keys not in rows]
+        told = [f"all of {', '.join(data)}"] if data else []
+        told += [f"the row{'s' if len(named) > 1 else ''} {', '.join(named)}"] if named else []
+        return f"Not run: {'; '.join(told)}." if told else ""
+
+    def _open(self) -> str:
+        """A sentence on why verdicts are open; empty if none is."""
+        found: dict[str, list[str]] = {}
+        for label, cells in zip(self._labels(self.rows), self.rows.values(), strict=True):
+            for (dataset, metric), cell in cells.items():
+                if cell["note"]:
+                    name = f"{label} {dataset} {metric}" if self._several else f"{label} {dataset}"
+                    found.setdefault(cell["note"], []).append(name)
+        told = [f"{note} ({', '.join(names)})" for note, names in found.items()]
+        return f"Open: {'; '.join(told)}." if told else ""
+
+    def _readings(self) -> list[dict[str, str]]:
+        """Accuracy in all readings, a line for each row and data set that was run."""
+        configs = [self.plan.runs[key].config for cell in self.cells for key in cell["runs"].split()]
+        last = " or ".join(dict.fromkeys(map(last_rounds, configs)))
+        averaged = " or ".join(dict.fromkeys(map(averaged_rounds, configs)))
+        titles = {"best": "best round", "last": "last round", "last_k_mean": f"mean of the last {last}"}
+        titles["averaged"] = f"averaged model of the last {averaged}"
+        lines = []
+        for cell in self.cells:
+            if cell["metric"] == "acc" and cell["n"]:
+                line = {"method": cell["method"]}
+                line |= {c.replace("_", " "): cell["row"].columns.get(c, "") for c in self.heads}
+                line["data set"] = cell["dataset"]
+                for name in READING:
+                    if name in cell:
+                        line[titles[name]] = "" if cell[name] is None else f"{cell[name]:.2f}"
+                lines.append(line)
+        return lines
+
+    def _facts(self) -> dict[str, str]:
+        suite, plan, table = self.suite, self.plan, self.table
+        rows = [row for row in table.rows if row.full_name in plan.of_row]
+        planned = {run.id: run for row in rows for seed in plan.seeds for run in [plan.run(row, seed)]}
+        records = [record for key in planned if (record := plan.found[key].record) is not None]
+        configs = [run.config for run in planned.values()]
+        precisions = {config.precision for config in configs}
+        constant = {c: self.cells[0]["row"].columns.get(c, "") for c in self.columns if c not in self.heads}
+        last, averaged = _listed(map(last_rounds, configs)), _listed(map(averaged_rounds, configs))
+        facts = {
+            "data": _listed(config.data.name for config in configs),
+            "metric": table.metrics[0] if len(table.metrics) == 1 else "",
+            "network": _networks(self.cells),
+            **{c.replace("_", " "): value for c, value in constant.items()},
+            "scale": f"{plan.scale} ({suite.scale(plan.scale).get('note') or 'own protocol'})",
+            "rounds": _listed(sorted({config.rounds for config in configs})),
+            "precision": _listed(precisions) if precisions - {"32-true"} else "",
+            "seeds": _listed(plan.seeds),
+            "reading": SAY[suite.report].format(last=last, averaged=averaged),
+            "hardware": _listed(sorted({hardware(record["environment"]) for record in records})) or "-",
+            "code": _listed(sorted({version for record in records for version in code_versions(record)})) or "-",
+        }
+        read = {entry for record in records for entry in (record.get("data_sha256") or {}).items()}
+        names = [name for name, _ in sorted(read)]
+        facts["**data of several versions**"] = _listed(name for name in names if names.count(name) > 1)
+        if len(records) < len(planned):
+            facts[""] = f"**{len(records)} of {len(planned)} runs complete**"
+            for bad in BROKEN:
+                facts[bad] = ", ".join(key for key in planned if plan.found[key].state == bad)
+        without = suite.left_out(plan.scale)
+        left = dict.fromkeys(row.method for row in table.rows if row.method in without)
         facts["not at this scale"] = ", ".join(f"{label} ({without[label]})" for label in left)
-    waiting: dict[str, list[str]] = {}
-    for row in table.rows:
-        if row.pending:
-            waiting.setdefault(row.pending, []).append(f"{row.dataset} {row.method}")
-    if waiting:
+        waiting: dict[str, list[str]] = {}
+        for row in table.rows:
+            if row.pending:
+                waiting.setdefault(row.pending, []).append(f"{row.dataset} {row.method}")
         facts["pending"] = ", ".join(f"{_listed(names)} ({reason})" for reason, names in waiting.items())
-    return facts
+        return facts
+
+    def _told(self) -> list[str]:
+        return [f"{name}: {text}" if name else text for name, text in self.facts.items() if text or name in ALWAYS]
+
+    def _legend(self) -> str:
+        """How to read the numbers."""
+        table, text = self.table, [OURS]
+        if self.suite.ranked:
+            text += [RANKED]
+        if table.bounds:
+            text += [f"Bounds, which know more labels than a method may: {', '.join(table.bounds)}."]
+        if self.compare:
+            several = table.published_runs > 1
+            further = f"the mean of {table.published_runs} further runs" if several else "one further run"
+            text += [LEVEL.format(further=further), EFFECT.format(control=table.control) if table.control else NO_LEAD]
+        elif self.published:
+            text += ["Published values, below ours, belong to the paper's data and protocol: no comparison is meant."]
+        if self.published:
+            text += ["Published spreads are standard deviations, to be held against `std` in the CSV (divisor n − 1)."]
+        return " ".join(text)
+
+    @property
+    def terminal(self) -> str:
+        """A narrow table for a terminal: the first metric of the runs, one column per data set.
+
+        Data sets that share their runs at a small scale share a column.
+        """
+        title, (rows, columns) = f"Table {self.number}: {self.table.title}", self._shown()
+        if not rows:
+            return printable(f"{title}\nNothing of this table has been run.\n")
+        metric, titles = columns[0][1], dict[tuple[str, ...], list[str]]()
+        for place in columns:
+            if place[1] == metric:
+                texts = tuple(self._terminal_cell(self.rows[keys].get(place)) for keys in rows)
+                titles.setdefault(texts, []).append(self._data_label(place[0]))
+        body = [[label, *line] for label, *line in zip(self._labels(rows), *titles, strict=True)]
+        heads = ["method", *("\n".join(names) for names in titles.values())]
+        table = tabulate(body, heads, tablefmt="simple", disable_numparse=True)
+        printed = "; in brackets the published value" if self.compare and self._printed else ""
+        where = f"{metric} in percent in {self.facts['reading']}, seeds {self.facts['seeds']}"
+        about = [f"{where}: mean ± 95 % interval{printed}.", f"Scale {self.facts['scale']}."]
+        return printable("\n".join([title, "", table, "", *(fill(text, WIDTH) for text in about)]) + "\n")
+
+    def _terminal_cell(self, cell: Cell | None) -> str:
+        if cell is None or cell["ours"] is None:
+            return "" if cell is None else _ours(cell)
+        half = "" if cell["ci95"] is None else f" ± {cell['ci95']:.1f}"
+        printed = f" ({cell['published']})" if self.compare and cell["published"] else ""
+        missing = f" [{_count(cell)}]" if cell["n"] < len(cell["states"]) else ""
+        return f"{cell['ours']:.1f}{half}{printed}{missing}"
+
+    @property
+    def latex(self) -> str:
+        """A ``booktabs`` table of the runs, preceded by facts as comments."""
+        rows, columns = self._shown()
+        body = [[*keys, *(_latex_cell(self.rows[keys].get(place)) for place in columns)] for keys in rows]
+        read = f"{OURS} In brackets the published value." if self._printed else OURS
+        told = [f"Table {self.number}: {self.table.title}", read, *self._told()]
+        return latex_table(told, self._titles(columns), body)
 
 
-def _several(records: Iterable[Record]) -> str:
-    """Name the files of which these runs have read several versions."""
-    read = {(name, digest) for record in records for name, digest in (record.get("data_sha256") or {}).items()}
-    names = [name for name, _ in sorted(read)]
-    return _listed(name for name in names if names.count(name) > 1)
+def _lacks(states: Mapping[int, str], n: int) -> str:
+    """Why seeds have no value, e.g. ``failed (1)`` or ``not run``; empty if all have one."""
+    if n == len(states):
+        return ""
+    found = list(states.values())
+    told = [f"{state} ({found.count(state)})" for state in LACKS[:-1] if state in found]
+    nothing = "not run" if "missing" in found else "no value"
+    return "; ".join(told) or ("" if n else nothing)
+
+
+def _touched(cell: Cell) -> bool:
+    """Whether any seed of a cell has been run."""
+    return bool(cell["n"]) or cell["lacks"] not in UNTOUCHED
+
+
+def _count(cell: Cell) -> str:
+    """Number of seeds in the mean: ``3``, or ``1 of 3``."""
+    n, planned = cell["n"], len(cell["states"])
+    return f"{n} of {planned}" if n < planned else str(n)
+
+
+def _ours(cell: Cell) -> str:
+    """Mean, half-width and number of seeds, or why they are missing."""
+    if cell["ours"] is None:
+        return cell["lacks"] if _touched(cell) else NONE_RUN
+    half = "" if cell["ci95"] is None else f" ± {cell['ci95']:.2f}"
+    return f"{cell['ours']:.2f}{half} ({_count(cell)})"
+
+
+def _published(cell: Cell) -> str:
+    """The printed value with its spread; empty if there is none."""
+    printed, spread = cell["published"], cell["spread"]
+    return f"{printed} ± {spread}" if printed and spread else printed or ""
+
+
+def _latex_cell(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    return _ours(cell) + (f" [{_published(cell)}]" if cell["published"] else "")
+
+
+def _spelled(name: str) -> str:
+    """A name without what spelling changes: ``CIFAR-10`` as ``cifar10``."""
+    return "".join(filter(str.isalnum, name)).lower()
 
 
 def _networks(cells: Sequence[Cell]) -> str:
     """Name the network of most cells, then each other one with its methods and data sets."""
     cells_of: dict[str, list[tuple[str, str]]] = {}
     for cell in cells:
-        cells_of.setdefault(cell.network, []).append((cell.row.method, cell.row.dataset))
+        cells_of.setdefault(cell["network"], []).append((cell["method"], cell["dataset"]))
     told: list[str] = []
     for name, own in sorted(cells_of.items(), key=lambda item: -len(item[1])):
         others = [one for other, found in cells_of.items() if other != name for one in found]
@@ -248,36 +507,10 @@ def _networks(cells: Sequence[Cell]) -> str:
     return "; ".join(told)
 
 
-def _listed(values: Any) -> str:
+def _listed(values: Iterable[Any]) -> str:
     return ", ".join(dict.fromkeys(map(str, values)))
 
 
-def _legend(suite: Suite, table: Table, compare: bool, printed: bool) -> str:
-    text = [OURS]
-    if suite.ranked:
-        text += [
-            "The best row on the first data set stands first, rows with failed runs last.",
-            "Whether two rows differ is on the leaderboard's page.",
-        ]
-    if table.bounds:
-        text += [f"Bounds, which know more labels than a method may: {', '.join(table.bounds)}."]
-    if compare:
-        runs = "one further run" if table.published_runs == 1 else f"the mean of {table.published_runs} further runs"
-        text += [
-            "Below it the published value and, in brackets, Δ: ours, rounded as printed, minus published, with the",
-            f"half-width of our 95 % prediction interval for {runs}; it decides nothing.",
-        ]
-        if table.control:
-            text += [
-                f"Effect: the row minus {table.control}, paired by seed, ± half-width of its 95 % t interval, and in",
-                "brackets the printed lead. Holds: the interval is on the printed side of 0, and the printed lead is",
-                "not above our prediction interval; smaller: it is above; not seen: the interval contains 0 and",
-                "excludes the printed lead; reversed: it is on the other side of 0; open: anything else.",
-            ]
-        else:
-            text += ["The table has no control, so that no lead is printed and there are no verdicts."]
-    elif printed:
-        text += ["Published values, below ours, belong to the paper's data and protocol: no comparison is meant."]
-    if printed:
-        text += ["Published spreads are standard deviations, to be held against `std` in the CSV (divisor n − 1)."]
-    return " ".join(text)
+def _mean(values: pd.Series) -> float | None:
+    """The mean, rounded once."""
+    return fmean(values) if len(values) else None

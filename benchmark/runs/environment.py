@@ -5,6 +5,7 @@ Recorded, never part of a run's identity.
 
 import os
 import platform
+import re
 import sys
 import time
 from typing import Any
@@ -12,10 +13,6 @@ from typing import Any
 from datamodules.common import system
 from datamodules.common.errors import ConfigError
 
-NATIVE = {  # CPU flags of native 16-bit arithmetic as Linux names them; the last of each is Arm's
-    "bf16-mixed": ("bfloat16", ["avx512_bf16", "amx_bf16", "bf16"]),
-    "16-mixed": ("float16", ["avx512_fp16", "amx_fp16", "asimdhp"]),
-}
 GPUS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")  # on Linux, one exists with a GPU
 PROCESS_BYTES = 400_000_000  # memory of a process without data: Python, torch and Lightning
 MOST_PER_CORE = 4  # processes; more than one already slows the others down
@@ -72,30 +69,10 @@ def hardware(environment: dict[str, Any]) -> str:
 
 def cpu_model() -> str:
     """Name of the processor, as the system reports it."""
-    return _cpuinfo("model name") or platform.processor() or platform.machine()
-
-
-def slow_precision(precision: str) -> str:
-    """A warning if a precision is known to be slower than 32 bits on this processor, else an empty text."""
-    flags = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
-    kind, native = NATIVE.get(precision, ("", []))
-    if not kind or not flags or flags & set(native):
-        return ""
-    return (
-        f"{cpu_model()} does not calculate with {kind} itself (it has neither {' nor '.join(native[:2])}): "
-        f"{precision} will be slower on it than 32-true"
-    )
-
-
-def _cpuinfo(key: str) -> str:
-    """The first value of a key in ``/proc/cpuinfo``; empty if there is none."""
     info = system.ROOT / "proc" / "cpuinfo"
-    if info.exists():
-        for line in info.read_text(errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == key:
-                return value.strip()
-    return ""
+    text = info.read_text(errors="replace") if info.exists() else ""
+    named = re.search(r"^model name\s*:\s*(.+?)\s*$", text, re.MULTILINE)
+    return named[1] if named else platform.processor() or platform.machine()
 
 
 def cores() -> int:
@@ -156,15 +133,13 @@ def check_processes(option: str, processes: int) -> None:
     Raises:
         ConfigError: there are too many for the cores or the memory.
     """
-    from datamodules.common.memory import available_bytes, in_words  # imports torch
+    from datamodules.common.memory import in_words  # imports torch
 
-    free = available_bytes()
     most = min(MOST_PER_CORE * cores(), bearable(processes))
     if processes > most:
-        memory = "" if free is None else f", of which {in_words(free)} are free"
         raise ConfigError(
             f"{option} {processes}: so many processes take {in_words(processes * PROCESS_BYTES)} of memory before they "
-            f"have any data{memory}, and share {cores()} cores; give {most} at most, and one per core is fastest"
+            f"have any data, and share {cores()} cores; give {most} at most, and one per core is fastest"
         )
 
 

@@ -1,6 +1,7 @@
 """One process per folder, mostly of a run: a lock that the kernel releases when its holder dies.
 
-Hosts that do not see each other's locks go by the heartbeat of the holder, whose name is in the lock's file.
+Hosts that do not see each other's locks go by the heartbeat of the holder, whose name is in the lock's file: the time
+at which the file was last touched.
 """
 
 import fcntl
@@ -8,20 +9,19 @@ import json
 import os
 import secrets
 import socket
+import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
-from errno import EACCES, EAGAIN, ENOLCK, ENOSYS, EOPNOTSUPP
+from errno import ENOLCK, ENOSYS, EOPNOTSUPP
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from benchmark.files import read_text, regular
 from datamodules.common.errors import RunError
-from datamodules.common.files import named
+from datamodules.common.files import named, read_bytes, regular
 
 NAME = "run.lock"
 PATIENCE_S = 0.2  # for ``locked``, which holds the lock for an instant
@@ -34,12 +34,17 @@ class RunLocked(RunError):
 
 
 class Claim:
-    """What a process that holds a folder has written into the lock's file."""
+    """A folder that this process holds, as its lock's file says.
+
+    Args:
+        folder: the folder.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.path = folder / NAME
         self.text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "claim": secrets.token_hex(8)})
-        self._write(self.text)
+        with named(self.path):
+            self.path.write_text(self.text)
 
     def check(self) -> None:
         """Refuse to write any more if another process has taken the folder over.
@@ -50,27 +55,22 @@ class Claim:
             RunLocked: it is no longer this process's.
         """
         with suppress(FileNotFoundError):
-            if read_text(self.folder / NAME) != self.text:
+            if self.path.read_text() != self.text:
                 raise RunLocked(
-                    f"{self.folder}: another process has taken this run over, since this one had not written for "
+                    f"{self.path.parent}: another process has taken this run over, since this one had not written for "
                     f"{FRESH_S:.0f} s; nothing more is written here"
                 )
 
-    def release(self) -> None:
-        """Leave the lock's file without a holder, unless it has another one."""
+    def beat(self) -> None:
+        """Say that this process is alive, unless it has lost the folder."""
         with suppress(RunLocked, OSError):
             self.check()
-            self._write("")
-
-    def _write(self, text: str) -> None:
-        path = self.folder / NAME
-        with named(path), open(path, "w", encoding="utf-8", opener=regular) as file:
-            file.write(text)
+            os.utime(self.path)
 
 
 @contextmanager
-def run_lock(folder: Path) -> Iterator[Claim]:
-    """Lock ``folder`` for this process; a lock left by a dead process is taken over.
+def run_lock(folder: Path, heartbeat_s: float = 5.0) -> Iterator[Claim]:
+    """Lock ``folder`` for this process, and keep its heartbeat; a lock left by a dead process is taken over.
 
     Raises:
         RunLocked: another live process holds it, here or on another host; the message names its pid and host.
@@ -82,7 +82,7 @@ def run_lock(folder: Path) -> Iterator[Claim]:
     try:
         lock.acquire()
     except Timeout:
-        raise _locked_by(holder(folder), folder) from None
+        raise _locked_by(folder) from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise RunError(
@@ -92,12 +92,15 @@ def run_lock(folder: Path) -> Iterator[Claim]:
         warnings.warn(f"this file system has no locks ({error}); do not start a run twice", stacklevel=3)
     try:
         if alive_elsewhere(folder):
-            raise _locked_by(holder(folder), folder)
+            raise _locked_by(folder)
         claim = Claim(folder)
         try:
-            yield claim
+            with repeatedly(claim.beat, heartbeat_s):
+                yield claim
         finally:
-            claim.release()
+            with suppress(RunLocked, OSError):
+                claim.check()
+                path.write_text("")  # nobody's
     finally:
         lock.release()
 
@@ -105,22 +108,19 @@ def run_lock(folder: Path) -> Iterator[Claim]:
 def locked(folder: Path) -> bool:
     """Whether a live process (visible from this host) holds the folder."""
     try:
-        handle = regular(folder / NAME, os.O_RDONLY)
+        with open(folder / NAME, "rb", opener=regular) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two simultaneous checks do not see each other
+    except BlockingIOError:
+        return True
     except OSError:  # missing or not readable
         return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two simultaneous checks do not see each other
-    except OSError as error:
-        return error.errno in (EAGAIN, EACCES)
-    finally:
-        os.close(handle)
     return False
 
 
 def holder(folder: Path) -> dict[str, Any]:
     """Return ``pid`` and ``host`` of the last holder; empty after a clean release."""
     try:
-        found = json.loads(read_text(folder / NAME))
+        found = json.loads(read_bytes(folder / NAME))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -129,23 +129,36 @@ def holder(folder: Path) -> dict[str, Any]:
 def alive_elsewhere(folder: Path) -> bool:
     """Whether the last holder is on a host whose locks we cannot see, with a recent heartbeat.
 
-    A heartbeat is taking the lock, or writing the record of the run. Times in the future do not count: one of the
-    clocks is wrong.
+    A heartbeat in the future does not count: one of the clocks is wrong.
     """
     here = socket.gethostname()
     if holder(folder).get("host", here) == here:
         return False
-    times = []
     with suppress(OSError):
-        times.append((folder / NAME).stat().st_mtime)
-    with suppress(OSError, ValueError, KeyError, TypeError):  # missing or unreadable record
-        record = json.loads(read_text(folder / "record.json"))
-        if record["status"] == "running":
-            times.append(datetime.fromisoformat(record["timing"]["updated"]).timestamp())
-    return any(abs(time.time() - one) < FRESH_S for one in times)
+        return abs(time.time() - (folder / NAME).stat().st_mtime) < FRESH_S
+    return False
 
 
-def _locked_by(owner: dict[str, Any], folder: Path) -> RunLocked:
+@contextmanager
+def repeatedly(work: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Call ``work`` from a thread every ``every_s`` seconds while the context is open."""
+    done = threading.Event()
+
+    def loop() -> None:
+        while not done.wait(every_s):
+            work()
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _locked_by(folder: Path) -> RunLocked:
+    owner = holder(folder)
     return RunLocked(
         f"{folder}: process {owner.get('pid', '?')} on {owner.get('host', '?')} is working on this "
         f"run; wait for it or stop it (once it is dead, other machines wait {FRESH_S:.0f} s to be sure)"

@@ -17,10 +17,11 @@ from operator import add
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json, to_json
 
-from benchmark.files import problem, read_text, regular
 from datamodules.common.errors import RunError
+from datamodules.common.files import read_bytes, regular
 
 SCHEMA_VERSION = 2  # 1 had no digest
 READINGS = ("final", "best", "last_k_mean")
@@ -35,27 +36,11 @@ CLOCK = ("timing", "environment")  # what may differ between equal runs
 NESTED = (dict, list)
 SOURCE = ", source "  # between a revision and the digest of the user's source
 REVISION_1 = frozenset(
-    {
-        *(
-            "3c2f0b9801a7",
-            "3f9c6308141c",
-            "48c219fb86f7",
-            "492e2e9a9411",
-            "6a1250ec53df",
-            "6b650d254bb6",
-            "86fb1806dcd9",
-        ),
-        *(
-            "89f1d0bd338c",
-            "8e15ef9c1e47",
-            "a07ae2c26781",
-            "a9e9c93e2600",
-            "bff1fd435441",
-            "c33cbe793927",
-            "d22fb826945a",
-        ),
-        *("e71f189115f0", "ec20a85e6b77", "ef3cc5cfb5f3", "f103d5a14028", "fd187adc2b92"),
-    }
+    """
+    3c2f0b9801a7 3f9c6308141c 48c219fb86f7 492e2e9a9411 6a1250ec53df 6b650d254bb6 86fb1806dcd9
+    89f1d0bd338c 8e15ef9c1e47 a07ae2c26781 a9e9c93e2600 bff1fd435441 c33cbe793927 d22fb826945a
+    e71f189115f0 ec20a85e6b77 ef3cc5cfb5f3 f103d5a14028 fd187adc2b92
+    """.split()  # noqa: SIM905
 )
 """Digests of the methods' sources in records from before there were revisions."""
 RESTORE = "restore the file as the run wrote it, or delete the folder to start over"
@@ -145,7 +130,7 @@ class _Environment(_Part):
 class _RunRecord(_Part):
     """A run: what was run, on which data, by which code, and what it gave."""
 
-    schema_version: int
+    schema_version: Annotated[int, Field(le=SCHEMA_VERSION)]
     run_id: str
     status: Literal["running", "complete", "failed"]
     method: str
@@ -167,13 +152,6 @@ class _RunRecord(_Part):
     error: Text
     timing: _Timing
     environment: _Environment
-
-    @field_validator("schema_version")
-    @classmethod
-    def _known(cls, version: int) -> int:
-        if version > SCHEMA_VERSION:
-            raise ValueError(f"schema {version} is newer than {SCHEMA_VERSION}; update fssl-bench")
-        return version
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -215,13 +193,13 @@ def read_rows(path: Path) -> list[Row]:
     """
     file = path / "metrics.jsonl"
     try:
-        lines = read_text(file, errors="replace").split("\n") if file.exists() else []
+        lines = read_bytes(file).split(b"\n") if file.exists() else []
     except OSError as error:
         raise RunError(f"{file}: cannot be read ({error.strerror}); {RESTORE}") from None
     rows: list[Row] = []
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            row = _json(line)
+            row = from_json(line, allow_inf_nan=False)
         except ValueError:
             if number == len(lines) - 1:
                 break
@@ -241,7 +219,7 @@ def last_row(path: Path) -> Row | None:
     try:
         with open(path / "metrics.jsonl", "rb", opener=regular) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            row = _json(file.read().split(b"\n")[-2].decode())
+            row = from_json(file.read().split(b"\n")[-2])
             return row if isinstance(row["round"], int) else None
     except (OSError, ValueError, LookupError, TypeError):
         return None
@@ -273,8 +251,8 @@ def read_record(path: Path) -> Record:
     if not os.path.lexists(file):
         raise RunError(f"there is no run at {path}: it has no record.json")
     try:
-        record = _json(read_text(file))
-    except (OSError, ValueError, RecursionError) as error:
+        record = from_json(read_bytes(file), allow_inf_nan=False)
+    except (OSError, ValueError) as error:
         raise RunError(f"{file}: cannot be read ({error}); delete the folder to start over") from None
     validate(record, str(file))
     if record["status"] == "complete":
@@ -336,6 +314,23 @@ def _check_rows(record: Record, path: Path) -> None:
         raise RunError(f"{path}: record.json or metrics.jsonl is not as the run wrote it: the digest differs; {remedy}")
 
 
+def finite(value: Any) -> Any:
+    """Plain data as JSON gives it back: tuples as lists, and ``None`` for floats that are not finite."""
+    return from_json(to_json(value, inf_nan_mode="null"))
+
+
+def problem(error: ValidationError, most: int = 1) -> str:
+    """Describe the first validation errors: their locations and messages."""
+    told = []
+    for one in error.errors(include_url=False, include_input=False)[:most]:
+        place, message = ".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")
+        if one["type"] == "missing":
+            told.append(f"{place} is missing")
+        else:
+            told.append(f"{place}: {message[0].lower()}{message[1:]}" if place else message)
+    return "; ".join(told)
+
+
 def _metrics(row: Row) -> dict[str, Any]:
     return {name: value for name, value in row.items() if value is None or type(value) is float or name == BY_CLASS}
 
@@ -349,10 +344,3 @@ def _mean(values: Sequence[Any]) -> Any:
         return [_mean(entries) for entries in zip(*values, strict=True)]
     known = [value for value in values if value is not None]
     return reduce(add, known) / len(known) if known else None
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-_json = json.JSONDecoder(parse_constant=_no_number).decode  # one for all rows: ``json.loads`` would make one for each

@@ -41,10 +41,20 @@ class RunState(NamedTuple):
 
 def look(path: Path) -> RunState:
     """Return a run's state and, if it is complete, its record, reading it only once."""
+    known = (path / "record.json").exists()
     try:
-        return _look(path)
+        if known and (record := read_record(path))["status"] == "complete":
+            return RunState("complete", record)
+        if locked(path) or alive_elsewhere(path):
+            return RunState("running")
+        if not known:
+            return RunState("missing")
+        record = read_record(path)  # again: the run may have ended before we checked the lock
     except RunError:
         return RunState("damaged")
+    if record["status"] == "running":
+        return RunState("stale")
+    return RunState(record["status"], record if record["status"] == "complete" else None)
 
 
 def state_of(run: Run, known: Digests | None = None) -> RunState:
@@ -109,26 +119,9 @@ def _named_digests(config: RunConfig, known: Digests) -> Mapping[str, str]:
     return known[key]
 
 
-def _look(path: Path) -> RunState:
-    known = (path / "record.json").exists()
-    if known and (record := read_record(path))["status"] == "complete":
-        return RunState("complete", record)
-    if locked(path) or alive_elsewhere(path):
-        return RunState("running")
-    if not known:
-        return RunState("missing")
-    record = read_record(path)  # again: the run may have ended before we checked the lock
-    if record["status"] == "running":
-        return RunState("stale")
-    return RunState(record["status"], record if record["status"] == "complete" else None)
-
-
-def saved_rounds(path: Path) -> int | None:
-    """Return the rounds in an unfinished run's checkpoint; 0 without one, ``None`` if the record does not say."""
-    if not any((path / name).exists() for name in CHECKPOINTS):
-        return 0
+def saved_rounds(path: Path) -> int:
+    """Rounds in an unfinished run's checkpoint, as its record says; 0 without one, or where nothing can be read."""
     try:
-        known = read_record(path)["timing"].get("saved_rounds")
+        return int(read_record(path)["timing"].get("saved_rounds", 0))
     except RunError:  # the run itself reports problems with its record
-        return None
-    return None if known is None else int(known)
+        return 0

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from filelock import SoftFileLock, Timeout
 
-from benchmark.files import read_yaml, with_entries, write_atomic
 from datamodules.common.errors import ConfigError
+from datamodules.common.files import write_atomic
+from datamodules.common.yaml import read_yaml, with_entries
 
 PATIENCE_S = 60.0
 HEADS = {

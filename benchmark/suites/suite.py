@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.config import Run, Runtime, apply, from_dict
-from benchmark.files import read_yaml
 from benchmark.registry import unknown
 from benchmark.suites.plan import Plan, Row, Table, operands
 from benchmark.suites.published import read_published
 from benchmark.suites.schema import check, with_its_method
 from benchmark.suites.side_files import SideFile
 from datamodules.common.errors import BenchError, ConfigError
+from datamodules.common.yaml import read_yaml
 from methods import models
 
 SUFFIX = ".yaml"

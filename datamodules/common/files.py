@@ -5,7 +5,7 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -74,6 +74,15 @@ def write_atomic(path: Path, text: str) -> None:
     """Replace the content of ``path`` by ``text`` in UTF-8; see ``replacing``."""
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def write_changed(texts: Mapping[Path, str]) -> list[Path]:
+    """Write the files whose text has changed, and return them."""
+    changed = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in changed:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, texts[path])
+    return changed
 
 
 def made_once(path: Path, make: Callable[[], object]) -> None:

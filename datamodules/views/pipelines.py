@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datamodules.common.errors import ConfigError
 from datamodules.common.plugins import plugin
 from datamodules.views.augment import Cutout, FeatureView, Geometry, Pad, PadCrop, Resize, View, ZoomCrop
-from datamodules.views.randaugment import FIXMATCH_LEVELS, FIXMATCH_UNIFORM, GRID_LEVELS, MAXIMAL, RandAugment
+from datamodules.views.randaugment import AFFINE, FIXMATCH_LEVELS, FIXMATCH_UNIFORM, GRID_LEVELS, MAXIMAL, RandAugment
 
 PAD = 4
 WEAK_COPIES = 2
@@ -50,6 +50,7 @@ class Look:
 
 Views = Mapping[str, View | FeatureView]
 Pipeline = Callable[[Look], Views]
+Windows = Callable[[Look], dict[str, View]]
 
 
 def zoom_crop_flip(look: Look) -> dict[str, View]:
@@ -72,8 +73,8 @@ def pad_crop_flip(look: Look) -> dict[str, View]:
     return {"weak": look.view(window), "test": look.plain}
 
 
-def _strong(look: Look, recipe: RandAugment) -> dict[str, View]:
-    weak = pad_crop_flip(look)
+def _strong(look: Look, recipe: RandAugment, window: Windows = pad_crop_flip) -> dict[str, View]:
+    weak = window(look)
     return {**weak, "strong": look.view(weak["weak"].geometry, transforms=(recipe,))}
 
 
@@ -101,6 +102,11 @@ def randaugment_levels_cutout(look: Look) -> dict[str, View]:
     return {**randaugment_levels(look), **views}
 
 
+def randaugment_affine(look: Look) -> dict[str, View]:
+    """``zoom_crop_flip``; strong: another such window, 2 affine operations (ours, for tiny images)."""
+    return _strong(look, RandAugment(AFFINE, 2), zoom_crop_flip)
+
+
 def randaugment_grid(look: Look) -> dict[str, View]:
     """Unchanged images; strong: 6 operations at the low end of a grid (FedMatch, with mean 0 and deviation 1)."""
     strong = look.view(look.plain.geometry, transforms=(RandAugment(GRID_LEVELS, 6),))
@@ -125,7 +131,7 @@ def feature_copies(look: Look) -> dict[str, FeatureView]:
 
 _OF_IMAGES: tuple[Pipeline, ...] = (
     zoom_crop_flip, pad_crop_flip, randaugment_uniform, randaugment_maximal, randaugment_levels,
-    randaugment_levels_cutout, randaugment_grid,
+    randaugment_levels_cutout, randaugment_affine, randaugment_grid,
 )  # fmt: skip
 PIPELINES = {made.__name__: made for made in (*_OF_IMAGES, feature_versions, feature_copies)}
 

@@ -207,6 +207,15 @@ FIXMATCH_LEVELS = Pool(
 )
 """Levels 1 to 9, each operation executed with probability 1/2, then a box (FedDure and FedRGD, with n=2)."""
 
+AFFINE = Pool(
+    laws=(
+        (Uniform(-30, 30), ("rotate",)),
+        (Uniform(-0.3, 0.3), _SHEAR),
+        (Uniform(-0.125, 0.125), _TRANSLATE),
+    ),
+)
+"""Affine operations alone, always executed (ours): on tiny images a painted box hides most of the object."""
+
 GRID_LEVELS = Pool(
     laws=(
         (_NONE, ("autocontrast", "identity")),

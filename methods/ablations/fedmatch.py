@@ -9,8 +9,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from methods.base import Batch, LocalWork, Site, Upload, Visit
 from methods.fedmatch import FedMatch
-from methods.parts.additive import pairs
-from methods.parts.sparse import differs, flat, sparse_bytes, unflat
+from methods.parts.additive import differs, flat, pairs, sparse_bytes, unflat
 
 
 class OwnEntriesKept(FedMatch):

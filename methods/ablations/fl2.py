@@ -10,7 +10,7 @@ from torch.func import functional_call
 from datamodules.base import FSSLDataModule
 from methods.base import Batch, Site, Stream
 from methods.fl2 import FL2, Tensors, gradients, joint_norm, moved
-from methods.parts.static_norms import LABELLED_BATCH, NormChoices
+from methods.parts.server import LABELLED_BATCH, NormChoices
 from methods.parts.tensors import divergence, masked_mean, set_gradient, wide
 
 

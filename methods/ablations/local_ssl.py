@@ -5,8 +5,7 @@ from torch import Tensor
 from methods.base import Batch
 from methods.feddure import FedDure
 from methods.local_ssl import LocalSSL
-from methods.parts.joint_steps import images
-from methods.parts.supervised_first import SupervisedFirst
+from methods.parts.joint_steps import SupervisedFirst, images
 from methods.parts.tensors import wide
 
 

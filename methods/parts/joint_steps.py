@@ -1,7 +1,8 @@
-"""Joint steps on labels and pseudo-labels in one forward pass, as in SAGE and ProxyFL."""
+"""Joint steps on labels and pseudo-labels in one forward pass (SAGE, ProxyFL), and steps on labels before them."""
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -148,6 +149,38 @@ class JointSteps(FedMethod):
         """Log the quality of a batch's pseudo-labels."""
         if self.site is not None:
             self.site.report_pseudo_labels(samples["index"], labels, mask)
+
+
+class SupervisedFirst(FedMethod):
+    """A visit has ``supervised_steps`` steps on the labelled loss, then those of the class it is combined with.
+
+    All of them share one optimiser. In supervised steps the unlabelled images are the stream ``beside``: they may
+    contribute to the batch statistics, but to no loss. All streams restart with the joint steps.
+
+    Args:
+        model: the network.
+        supervised_steps: number of these steps.
+    """
+
+    def __init__(self, model: nn.Module, supervised_steps: int = 0, **base: Any) -> None:
+        super().__init__(model, **base)
+
+    def local_work(self, client: Site) -> LocalWork:
+        """Run the supervised steps first."""
+        joint, steps = super().local_work(client), self.hparams.supervised_steps
+        if not steps:
+            return joint
+        (first, *_) = joint
+        assert isinstance(first, Pass)
+        streams = {name: replace(stream, cycle=True) for name, stream in first.streams.items()}
+        if "unlabelled" in streams:
+            streams["beside"] = replace(streams.pop("unlabelled"), fields={}, draws="unlabelled")
+        return [Pass(streams, steps), *joint]
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Count the joint steps alone."""
+        if "beside" not in batch:
+            super().on_train_batch_start(batch, batch_idx)
 
 
 def in_one_pass(net: nn.Module, batch: Batch) -> dict[str, Tensor]:

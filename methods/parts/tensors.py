@@ -76,3 +76,28 @@ def ema_update(teacher: Iterable[Tensor], student: Iterable[Tensor], decay: Tens
     share = torch.as_tensor(1.0 - decay)
     for target, source in zip(teacher, student, strict=True):
         target.copy_(target.lerp(source.detach(), share.to(target.dtype)))
+
+
+def app_u(probabilities: Tensor) -> Tensor:
+    """Average predicted probabilities ``[C]`` of a client's unlabelled images, the APP-U (FedDB, Eq. 8).
+
+    Args:
+        probabilities: ``[B, C]``; all images, including those below the threshold.
+    """
+    return wide(probabilities).mean(dim=0)
+
+
+def debias(probabilities: Tensor, eps: float = 0.0, prior: Tensor | None = None) -> Tensor:
+    """Divide probabilities by their average and normalise per sample: ``(p / prior) / sum(p / prior)``, ``[B, C]``.
+
+    Source: FedDB (Zhu et al., IJCAI 2024), Algorithm 1. A class whose average is exactly 0 makes every row NaN, which
+    passes no threshold; with ``eps`` its probability stays 0 and the other classes are compared (the released code has
+    no ``eps``). A single sample, or equal samples, become uniform.
+
+    Args:
+        probabilities: ``[B, C]``; half precision is widened to float32.
+        eps: lower bound of the divisor.
+        prior: averages ``[C]``; default: those of ``probabilities`` themselves, the APP-U.
+    """
+    ratios = wide(probabilities) / (app_u(probabilities) if prior is None else prior).clamp_min(eps)
+    return ratios / ratios.sum(dim=1, keepdim=True)

@@ -2,10 +2,9 @@
 
 import pytest
 
-from benchmark import run
 from benchmark.config import Runtime
-from benchmark.launch import pool
-from benchmark.run import fit
+from benchmark.launch import pool, run
+from benchmark.launch.run import fit
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.states import state
 from runs import MIXED, configuration

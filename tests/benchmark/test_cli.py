@@ -128,7 +128,7 @@ def test_options_are_frozen(options_of):
         "enter": {"--jobs", "--method", "--table", "--overwrite"} | suite | where,
         "status": suite | {"--runs"},
         "plot": {"--columns", "--labels", "--out", "--suite", "--row", "--scale", "--results_dir", "--axis"},
-        "describe": {"--data", "--data_dir", "--seed", "--plot", "--export"},
+        "describe": {"--data", "--data_dir", "--seed", "--export"},
         "verify": set(),
         "records": {"--check", "--export", "--papers", "--results_dir", "--data_dir"},
         "list": set(),

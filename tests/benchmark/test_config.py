@@ -25,10 +25,10 @@ from benchmark.config import (
     to_yaml,
     with_pipeline,
 )
-from benchmark.files import dump_yaml, load_yaml, read_value
 from benchmark.registry import ClassSpec, Kind, register_local
 from datamodules.common.errors import ConfigError
 from datamodules.common.options import check_switches, switches
+from datamodules.common.yaml import dump_yaml, load_yaml, read_value
 from datamodules.partition.roster import Roster
 from methods.fedavg import FedAvg
 from methods.models import network

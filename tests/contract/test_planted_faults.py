@@ -12,8 +12,8 @@ from federations import tiny_federation
 from methods.base import FedMethod
 from planted_faults import memory, sound, surroundings, thieves, training
 
-SURVIVES = r"depends on visits before it, .* It is .*{}.*Register it"
-CACHED = r"depends on visits before it, .* It may be what functools\.cache keeps for .*{}"
+SURVIVES = r"depends on visits before it, .* It may be .*{}.*Register it"
+CACHED = r"depends on visits before it, .* It may be .*what functools\.cache keeps for .*{}"
 BOUND_ANEW = "the registered tensor 'prior' is no longer the one registered in __init__"
 OTHER_LABELS = "with other hidden labels it trains another model"
 OTHER_TESTS = "with other test images it trains another model"
@@ -34,8 +34,8 @@ FAULTS: dict[Check, dict[type[FedMethod], str]] = {
         memory.BindsAnew: BOUND_ANEW,
     },
     runs.check_resume_is_exact: {
-        memory.ServerMemory: r"in no registered tensor\. It is self\.rounds\. Register it",
-        memory.LastingCachedMethod: r"in no registered tensor\. Register it",
+        memory.ServerMemory: r"in no registered tensor\. It may be .*self\.rounds.*Register it",
+        memory.LastingCachedMethod: r"in no registered tensor\. It may be .*of_client.*Register it",
     },
     runs.check_the_averaged_model_is_the_mean_of_what_the_server_held: {
         memory.PredictsByMemory: "the averaged model is not the mean of the last two global models",

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from benchmark.config import Run, RunConfig, Runtime, from_yaml
+from benchmark.launch.run import fit
 from benchmark.registry import ClassSpec
-from benchmark.run import fit
 from benchmark.runs.folder import RunFolder
 from datamodules import ag_news
 from datamodules.ag_news import AGNews

@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from benchmark import cli
-from benchmark.run import fit as run
+from benchmark.launch.run import fit as run
 from benchmark.runs.records import read_record
 from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.folder import Folder

@@ -1,4 +1,4 @@
-"""CBAFed: released selection and weights through the hooks, equalities of the sheet, guards, and every switch."""
+"""CBAFed: released selection, thresholds and weights, equalities of the sheet, guards, and its ablations."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.federation.loop import Federation
-from cbafed_runs import Net, federation, pseudo_set, same
+from benchmark.federation.site import LocalSite
 from datamodules.base import SiteData
 from datamodules.common.errors import RunError
+from datamodules.digits import Digits
 from datamodules.views.batches import epoch
 from federations import (
     NUM_CLIENTS,
@@ -25,9 +26,80 @@ from federations import (
     run_rows,
 )
 from golden_files import load
+from methods.ablations.cbafed import RebuiltSets, WarmUpAtClients, batch_loss
 from methods.base import Batch, FedMethod, LocalWork, Pass, Site, Stream, Upload, Visit
-from methods.cbafed import CBAFed
+from methods.cbafed import (
+    CBAFed,
+    assign,
+    balanced_thresholds,
+    class_share,
+    tail_classes,
+)
 from methods.parts.aggregation import share_weights
+
+EASY = {"cba_tau": 0.05, "cba_tau_h": 0.2, "tail_beta": 0.9}
+
+
+class Net(nn.Module):
+    """A small network with batch norm, for 32 x 32 images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, 16), nn.BatchNorm1d(16), nn.ReLU())
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``[B, 10]``."""
+        return self.head(self.body(x))
+
+
+def small(data: Digits, images: int = 40) -> Digits:
+    """The same data with at most so many images per client."""
+    for k, site in enumerate(data.clients):
+        data.clients[k] = SiteData(site.labelled[:images], site.labels[:images], site.unlabelled[:images])
+    return data
+
+
+def federation(
+    rounds: int = 3, data: Digits | None = None, double: bool = False, cls: type[CBAFed] = CBAFed, **args: Any
+) -> Federation:
+    """CBAFed around ``Net`` on a few images per client, in stage 2 from round 1 on."""
+    torch.manual_seed(0)
+    options = {"warmup_rounds": 1, "labelled_epochs": 3, "res_skip": 2, "batch_size": 16, **EASY, **args}
+    method, data = cls(Net(), 10, **options), data or small(make_data())
+    if double:
+        method = method.double()
+        data.place(torch.device("cpu"), torch.float64)
+        small(data)
+    return Federation(method, data, data.roster(0), plain_fabric(), rounds, seed=0)
+
+
+def after(rounds: int, **args: Any) -> dict[str, Tensor]:
+    """The server's tensors after so many rounds."""
+    made = federation(rounds, **args)
+    for number in range(rounds):
+        made.run_round(number)
+    return made.server
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor], prefix: str = "model.") -> bool:
+    """Whether two servers hold the same model, bit for bit."""
+    return all(torch.equal(v, b[k]) for k, v in a.items() if k.startswith(prefix))
+
+
+def at_unlabelled_client(made: Federation) -> Any:
+    """The site of an unlabelled client in round 1, with the method in its place."""
+    visit = next(v for v in made.visits(1) if not v.labelled)
+    made.method.load_tensors(made.server)
+    made.method.visit = visit
+    return LocalSite(made.method, made.engine.context, made.data.client(visit.client), visit, [])
+
+
+def pseudo_set(method: CBAFed, site: Any) -> Stream:
+    """What an unlabelled client walks through in its only epoch."""
+    (work,) = method.local_work(site)
+    return (work() if callable(work) else work).streams["pseudo"]
+
 
 SELECTION, WEIGHTS = load("cbafed/pseudo_label_tail_selection"), load("cbafed/aggregation_weights")
 SEQUENCES = {case["name"]: case for case in load("cbafed/residual_sequences")["cases"]}
@@ -248,3 +320,112 @@ def test_thresholds_follow_the_labels_then_everything_used() -> None:
         assert upload.weight == float(upload.stats["counts"].sum())
     made.run_round(1)
     assert torch.equal(made.server["thresholds"], made.method.statistics(counts)["thresholds"])
+
+
+# --- class-balanced selection
+
+THRESHOLDS = load("cbafed/threshold_from_counts")
+
+
+@pytest.mark.parametrize("case", THRESHOLDS["cases"], ids=lambda c: c["name"])
+def test_released_thresholds(case: dict[str, Any]) -> None:
+    """Scaled shares, their spread, thresholds and tail classes of every reference case."""
+    given, out = case["inputs"], case["outputs"]
+    if given["kind"] == "round":
+        counts = torch.tensor(given["labelled_counts"]).float() + torch.tensor(given["unlabelled_counts"])
+    else:
+        counts = torch.tensor(given["counts"]).float()
+    share = class_share(counts)
+    assert torch.equal(share, torch.tensor(out["p_tilde"]))
+    assert float(share.std()) == pytest.approx(out["std"], abs=1e-9)
+    found = balanced_thresholds(counts, given["tau"], given["tau_h"])
+    assert torch.equal(found, torch.tensor(out["thresholds"]))
+    tail = tail_classes(counts, beta=10 * given["tail_cut"])
+    assert tail.nonzero()[:, 0].tolist() == out["tail_classes"]
+
+
+@pytest.mark.parametrize("classes", [5, 10, 20])
+def test_a_class_at_the_border_is_no_tail(classes: int) -> None:
+    """Exactly 0.3 / C of the images is not less than that."""
+    counts = torch.full((classes,), 970 / (classes - 1))
+    counts[0] = 1000 * 0.3 / classes
+    counts[1] += 1000 - counts.sum()
+    assert not tail_classes(counts).any()
+    counts[0] -= 1
+    assert tail_classes(counts).nonzero()[:, 0].tolist() == [0]
+
+
+@pytest.mark.parametrize(("classes", "literal"), [(10, 0.3), (100, 0.03), (7, 3 / 7)])
+def test_tail_rules_agree_for_ten_classes_only(classes: int, literal: float) -> None:
+    """Relative to 1 / C, the cut is 0.3 as released; read literally it is 3 / C: less for 100 classes, more for 7."""
+    for rule, limit in (("share", 0.3), ("paper_scaled", literal)):
+        for factor, rare in ((0.99, True), (1.01, False)):
+            fraction = factor * limit / classes
+            counts = torch.ones(classes, dtype=torch.float64)
+            counts[0] = (classes - 1) * fraction / (1 - fraction)
+            assert tail_classes(counts, 0.3, rule).tolist() == [rare] + [False] * (classes - 1)
+
+
+def test_the_second_class_is_tested_whatever_the_first_is() -> None:
+    """A rare first class rescues nobody, a rare second class does, and only what is not confident."""
+    p = torch.tensor([[0.5, 0.3, 0.2], [0.3, 0.5, 0.2], [0.95, 0.04, 0.01], [0.2, 0.3, 0.5]])
+    labels, confident, rescued = assign(p, torch.full((3,), 0.9), torch.tensor([False, True, False]))
+    assert confident.tolist() == [False, False, True, False]
+    assert rescued.tolist() == [True, False, False, True]
+    assert labels.tolist() == [1, 1, 0, 1]
+
+
+# --- ablations
+
+
+def test_warmup_at_the_server_is_that_of_the_client_for_one_labelled_client() -> None:
+    """Eleven rounds of one epoch end where one visit of eleven epochs with the client's connection ends."""
+    ends, plain = {}, {"batch_size": 1000, "res_skip": 5, "labelled_epochs": 11}
+    for cls, rounds in ((CBAFed, 11), (WarmUpAtClients, 1)):
+        data = small(make_data(zoom=32, flip=0.0), 60)
+        made = federation(rounds, data, double=True, cls=cls, warmup_rounds=rounds, **plain)
+        for number in range(rounds):
+            made.run_round(number)
+        ends[cls] = made.server
+    unmixed = after(11, double=True, warmup_rounds=11, data=small(make_data(zoom=32, flip=0.0), 60),
+                    **{**plain, "res_client_alpha": 0.0})  # fmt: skip
+    for name in [n for n in ends[CBAFed] if n.startswith("model.")]:
+        torch.testing.assert_close(ends[CBAFed][name], ends[WarmUpAtClients][name], rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(ends[CBAFed]["model.head.weight"], unmixed["model.head.weight"])
+
+
+def test_rebuilt_sets_are_labelled_when_their_turn_comes() -> None:
+    """Each epoch's labels are those of the model of that moment; nothing is labelled before the first epoch."""
+    made = federation(cls=RebuiltSets, local_epochs=3, pl_threshold=0.0, tail_beta=0.0)
+    made.run_round(0)
+    site, method = at_unlabelled_client(made), made.method
+    work = method.local_work(site)
+    assert len(work) == 3 and all(callable(part) for part in work)
+    assert float(method.counts.sum()) == 0
+    orders = []
+    for part in work:
+        with torch.no_grad():
+            for value in method.model.parameters():
+                value.add_(0.1 * torch.randn(value.shape))
+        stream = part().streams["pseudo"]
+        orders.append(stream.index.tolist())
+        with torch.no_grad():
+            labels = method.eval().predict(stream.fields["x"]).argmax(dim=1)
+        assert torch.equal(labels, stream.fields["y"])
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_batch_loss_is_the_mean_over_the_kept() -> None:
+    """With a threshold of 0 it is self-training; with one of 1 it is zero, and so is the gradient."""
+    torch.manual_seed(0)
+    logits, tail = torch.randn(6, 4, dtype=torch.float64, requires_grad=True), torch.zeros(4, dtype=torch.bool)
+    loss, labels, kept = batch_loss(logits, torch.zeros(4), tail)
+    torch.testing.assert_close(loss, F.cross_entropy(logits, logits.argmax(dim=1)))
+    assert kept.all() and torch.equal(labels, logits.argmax(dim=1))
+    half = float(logits.detach().softmax(dim=1).max(dim=1).values.median())
+    loss, labels, kept = batch_loss(logits, torch.full((4,), half), tail)
+    assert 0 < kept.sum() < 6
+    torch.testing.assert_close(loss, F.cross_entropy(logits[kept], labels[kept]))
+    loss, _, kept = batch_loss(logits, torch.ones(4), tail)
+    loss.backward()
+    assert float(loss.detach()) == 0 and not kept.any() and not logits.grad.any()

@@ -5,9 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from federations import contract_federation, make_method, run_rows, site_of, visited
-from methods.client_fixmatch import ClientFixMatch
-from methods.local_ssl import LocalSSL
+from federations import contract_federation, few_data, make_federation, make_method, run_rows, site_of, visited
+from methods.ablations.client_fixmatch import OnePass
 
 SURE, UNSURE = [6.0, 0.0, 0.0], [0.0, 1.0, 0.0]
 
@@ -61,22 +60,6 @@ def test_a_visit_is_what_plain_torch_computes() -> None:
         torch.testing.assert_close(upload.tensors[f"model.{name}"], value.data, rtol=1e-7, atol=1e-9)
 
 
-def test_local_labels_are_the_loss_of_feddures_fixmatch() -> None:
-    """On one batch, LPL and ``LocalSSL`` at the same threshold have the same loss, term by term."""
-    g = torch.Generator().manual_seed(0)
-    batch = {
-        "labelled": {"x": torch.randn(6, 3, 24, 24, generator=g), "y": torch.arange(6)},
-        "unlabelled": {field: torch.randn(9, 3, 24, 24, generator=g) for field in ("weak", "strong")},
-    }
-    ours = make_method(ClientFixMatch, pseudo_labels="local", threshold=0.104)
-    theirs = make_method(LocalSSL, threshold=0.104)
-    theirs.lambda_k = 1.0
-    loss = ours.training_step(batch, 0)
-    torch.testing.assert_close(loss, theirs.training_step(batch, 0), rtol=0.0, atol=1e-6)
-    supervised = F.cross_entropy(ours(batch["labelled"]["x"]), batch["labelled"]["y"])
-    assert float((loss - supervised).detach()) > 1e-3
-
-
 def test_without_unlabelled_weight_it_is_fedavg_on_the_same_schedule() -> None:
     """No unlabelled image is loaded, as many steps are taken, and nothing but labels teaches."""
     run = contract_federation("client_fixmatch", rounds=1, lambda_u=0.0)
@@ -86,3 +69,18 @@ def test_without_unlabelled_weight_it_is_fedavg_on_the_same_schedule() -> None:
     assert [part.steps for part in work] == [part.steps for part in usual]
     row = run_rows(run)[0]
     assert "loss_unlabelled" not in row and "pseudo/selected" not in row
+
+
+@pytest.mark.parametrize(("batch_size", "steps"), [(8, 2), (200, 1)])
+def test_an_epoch_is_one_pass_over_the_labels(batch_size: int, steps: int) -> None:
+    """floor(n_l / batch) steps, or one of a client with fewer images; what is drawn has no image twice."""
+    options = {"num_labels": 40, "union_mode": "labelled", "pipeline": "randaugment_levels"}
+    data = few_data(2, 2, scenario="all_clients", **options)
+    run = make_federation(OnePass, data, lambda_u=0, batch_size=batch_size, local_epochs=2)
+    work = run.method.local_work(site_of(run))
+    images = len(data.client(run.visits(0)[0].client).labelled)
+    assert images == 20 and [epoch.steps for epoch in work] == [steps, steps]
+    drawn = work[0].streams["labelled"].positions(torch.Generator().manual_seed(0))
+    assert sorted(drawn.tolist()) == list(range(images))
+    result, _ = visited(run, run.visits(0)[0])
+    assert result.steps == 2 * steps

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmark.federation.fit import Fit
-from benchmark.federation.optimizers import OptimizerStates, kept_states
+from benchmark.federation.fit import Fit, OptimizerStates, kept_states
 from federations import few_data, make_federation, sums_of
 from golden_files import load
 from methods.base import Visit

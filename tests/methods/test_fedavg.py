@@ -11,7 +11,7 @@ from datamodules.base import SiteData
 from datamodules.partition.roster import Roster
 from federations import few_data, make_federation, make_method, run_rows
 from golden_files import load
-from methods.parts.residual import residual_connection
+from methods.parts.labelled_clients import residual_connection
 
 CASES = {case["name"]: case for case in load("cbafed/residual_sequences")["cases"]}
 

@@ -1,21 +1,21 @@
-"""FedCon: the two losses and their averages, what travels, and how little the released clients move."""
+"""FedCon: the two losses and their averages, what travels, how little the released clients move, and LARS."""
 
 import copy
-from math import cos, exp, pi
+from math import cos, exp, pi, sqrt
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmark.federation.loop import Federation
-from benchmark.federation.site import LocalSite, Sent
+from benchmark.federation.site import Sent
 from datamodules.digits import Digits
-from federations import SCENARIOS, FewDigits, plain_fabric
+from federations import SCENARIOS, FewDigits, fit_on, images, plain_fabric
 from methods import models
 from methods.ablations.fedcon import LARS, EMAStudent, ReleasedFedCon, student_decay, warmup_factor
-from methods.base import Pass, Stream, Visit
+from methods.base import Visit
 from methods.fedcon import FedCon, dissimilarity
 from methods.parts.tensors import divergence
 
@@ -38,21 +38,6 @@ def method(norm: str = "running", cls: type[FedCon] = FedCon, **args: Any) -> Fe
 def federation(made: FedCon, data: Digits | None = None, rounds: int = 3) -> Federation:
     data = data or few()
     return Federation(made, data, data.roster(0), plain_fabric("64-true"), rounds, seed=0)
-
-
-def images(count: int = 6, seed: int = 1) -> Tensor:
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(count, 3, 16, 16, generator=g, dtype=torch.float64)
-
-
-def fit(run: Federation, client: int, fields: dict[str, Tensor], epochs: int = 1, **visit: Any) -> None:
-    """A step per epoch of a client, or of the server (-1), on these fields."""
-    data = run.data.server if client < 0 else run.data.client(client)
-    run.engine.seats[0].attach(Visit(client=client, size=data.size, **visit))
-    index = torch.cat([data.labelled, data.unlabelled])[: len(fields["x"])]  # the fields bring the images themselves
-    walk = Stream(index, len(index), {}, fields, shuffle=False)
-    work = [Pass({"labelled" if client < 0 else "unlabelled": walk})] * epochs
-    LocalSite(run.method, run.engine.context, data, run.method.visit, []).fit(work)
 
 
 def backbone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -118,7 +103,7 @@ def test_the_server_loss(cls: type[FedCon]) -> None:
     loss = loss + w * (0.5 * apart[0] + 0.5 * apart[1])
     assert float(apart[0].detach()) > 1e-4
     slopes = torch.autograd.grad(loss, list(teacher.parameters()))
-    fit(run, -1, {"x": x, "x2": x2, "y": y}, round=50, rounds=100)
+    fit_on(run, -1, {"x": x, "x2": x2, "y": y}, round=50, rounds=100)
     for new, old, slope in zip(made.model.parameters(), teacher.parameters(), slopes, strict=True):
         torch.testing.assert_close(new, old - 0.1 * slope)
     if isinstance(made, EMAStudent):
@@ -157,7 +142,7 @@ def test_the_client_loss() -> None:
     loss = -0.5 * F.cosine_similarity(online[0], goal[1]).mean() - 0.5 * F.cosine_similarity(online[1], goal[0]).mean()
     learnt = [p for n, p in model.named_parameters() if not n.startswith("head.")] + list(h.parameters())
     slopes = torch.autograd.grad(loss, learnt)
-    fit(run, 0, {"x": x, "x2": x2})
+    fit_on(run, 0, {"x": x, "x2": x2})
     new = [*made.backbone(), *made.projector.parameters()]
     for after, before, slope in zip(new, learnt, slopes, strict=True):
         torch.testing.assert_close(after, before - 0.1 * slope)
@@ -259,3 +244,79 @@ def test_each_side_has_its_optimiser() -> None:
         client = made.configure_optimizers()
         assert isinstance(client, kind)
         assert float(client.param_groups[0]["lr"]) == pytest.approx(made.hparams.lr)
+
+
+# --- LARS
+
+
+def weight(*values: float) -> nn.Parameter:
+    """A matrix of one row, in double precision."""
+    return nn.Parameter(torch.tensor([values], dtype=torch.float64))
+
+
+def test_one_step_by_hand() -> None:
+    """w = (3, 4), g = (4, -5), decay 1: the decayed gradient (7, -1) has norm sqrt(50), the ratio is 0.5 / sqrt(50)."""
+    w = weight(3.0, 4.0)
+    w.grad = torch.tensor([[4.0, -5.0]], dtype=torch.float64)
+    LARS([w], lr=2.0, weight_decay=1.0, trust=0.1).step()
+    ratio = 0.1 * 5.0 / sqrt(50.0)
+    assert w.tolist()[0] == pytest.approx([3.0 - 2.0 * ratio * 7.0, 4.0 + 2.0 * ratio], rel=1e-15)
+
+
+def test_biases_and_normalisation_are_exempt() -> None:
+    """They follow plain gradient descent, without decay; without momentum nothing is kept."""
+    layer = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).double()
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    layer(x).square().mean().backward()
+    before = {name: (p.detach().clone(), p.grad.clone()) for name, p in layer.named_parameters()}
+    optimizer = LARS(layer.parameters(), lr=0.1, weight_decay=0.5)
+    optimizer.step()
+    for name, p in layer.named_parameters():
+        w, g = before[name]
+        decayed = g + 0.5 * w
+        expected = 1e-3 * w.norm() / decayed.norm() * decayed if name == "0.weight" else g
+        torch.testing.assert_close(p.detach(), w - 0.1 * expected)
+    assert not optimizer.state
+
+
+def test_nothing_to_scale_by() -> None:
+    """A weight of zero moves along its gradient; a gradient of zero leaves the decay alone to be scaled."""
+    w = weight(0.0, 0.0)
+    w.grad = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+    LARS([w], lr=0.1).step()
+    assert w.tolist()[0] == pytest.approx([-0.1, -0.2])
+    w = weight(1.0, 2.0)
+    w.grad = torch.zeros(1, 2, dtype=torch.float64)
+    LARS([w], lr=0.1).step()
+    assert w.tolist()[0] == [1.0, 2.0]
+    LARS([w], lr=0.1, weight_decay=0.5, trust=0.5).step()
+    assert w.tolist()[0] == pytest.approx([0.95, 1.9])
+    w.grad = None
+    LARS([w], lr=0.1).step()
+    assert w.tolist()[0] == pytest.approx([0.95, 1.9])
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3, 5.0])
+def test_a_step_is_trust_times_the_weight_long(decay: float) -> None:
+    """Whatever the size of the gradient and the decay: the ratio divides by the norm of what it scales."""
+    for factor in (1e-4, 1.0, 1e4):
+        w = weight(3.0, 4.0)
+        w.grad = factor * torch.tensor([[5.0, -12.0]], dtype=torch.float64)
+        before = w.detach().clone()
+        LARS([w], lr=0.5, weight_decay=decay, trust=1e-3).step()
+        assert float((w.detach() - before).norm()) == pytest.approx(0.5 * 1e-3 * 5.0, rel=1e-12)
+
+
+def test_momentum_is_a_sum_of_scaled_steps() -> None:
+    """v <- 0.9 v + lr u: the second step with the same weight norm and gradient is 1.9 times as long."""
+    w = weight(3.0, 4.0)
+    optimizer = LARS([w], lr=0.5, momentum=0.9, trust=1e-3)
+    moved = []
+    for _ in range(2):
+        with torch.no_grad():
+            w.copy_(torch.tensor([[3.0, 4.0]]))
+        w.grad = torch.tensor([[1.0, 1.0]], dtype=torch.float64)
+        optimizer.step()
+        moved.append(torch.tensor([[3.0, 4.0]]) - w.detach())
+    torch.testing.assert_close(moved[1], 1.9 * moved[0])
+    assert list(optimizer.state[w]) == ["momentum_buffer"]

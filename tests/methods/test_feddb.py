@@ -16,7 +16,7 @@ from methods.ablations.feddb import AllImages, CountedSteps
 from methods.base import Upload, Visit
 from methods.feddb import FedDB, model_weights
 from methods.fixmatch import FixMatch
-from methods.parts.dpl import app_u
+from methods.parts.tensors import app_u
 
 DMA = load("feddb/dma")
 SIDE = 16

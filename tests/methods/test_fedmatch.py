@@ -1,4 +1,4 @@
-"""FedMatch: two parts of every weight and who trains which, helpers and when they come, and batches."""
+"""FedMatch: two parts of every weight and who trains which, helpers, batches, messages, and other people's copies."""
 
 import copy
 from statistics import NormalDist
@@ -10,35 +10,75 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.federation.loop import Federation
-from benchmark.federation.site import LocalSite, Sent
-from federations import make_federation
-from fedmatch_runs import AT_CLIENTS, GENTLE, NETWORKS, PLAIN, changed, federation, few, method, single
-from methods.base import Pass, Stream, Visit
+from benchmark.federation.site import Sent
+from datamodules.base import Scenario
+from datamodules.digits import Digits
+from federations import NUM_CLIENTS, FewDigits, few_in, fit_on, images, make_federation, plain_fabric, run_rows
+from methods import models
+from methods.ablations.fedmatch import OwnEntriesKept, SemiFLsCopy
+from methods.base import Visit
 from methods.fedmatch import FedMatch, agreed_labels, helper_divergence
-from methods.parts.additive import pairs
-from methods.parts.dpl import debias
+from methods.parts.additive import differs, flat, pairs, sparse_bytes
 from methods.parts.helpers import nearest, noise_image
-from methods.parts.sparse import flat
+from methods.parts.tensors import debias
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "resnet9_plain": {"width": 2},
+    "resnet9": {"width": 2},
+    "static": {"name": "wrn28_2", "depth": 10, "width": 1, "norm": "static"},
+    "running": {"name": "wrn28_2", "depth": 10, "width": 1, "norm": "running"},
+    "group": {"name": "wrn28_2", "depth": 10, "width": 1, "norm": "group"},
+}
 
 
-def images(count: int = 6, seed: int = 1) -> Tensor:
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(count, 3, 16, 16, generator=g, dtype=torch.float64)
+GENTLE = {"lr": 0.01, "lambda_s": 1.0, "lambda_l2": 1.0}
+"""The small CNN has no norms, and cannot bear a loss that counts ten times."""
+
+
+PLAIN = {"lr_schedule": "constant", "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
+
+
+AT_CLIENTS: dict[str, Any] = {"batches": "in_order", "batch_size": 10, "l1_threshold": 1e-3, "delta": 2e-4, **PLAIN}
+"""The released recipe with labels at the clients, but for thresholds that some entries of every message reach."""
+
+
+def few(
+    scenario: Scenario = "server", dtype: torch.dtype = torch.float64, clients: int = 6, side: int = 16
+) -> FewDigits:
+    """A few digits over these clients, set up."""
+    data = few_in(scenario, num_clients=clients, side=side)
+    data.place(torch.device("cpu"), dtype)
+    return data
+
+
+def single() -> FewDigits:
+    """In single precision, with labels at the server, for as many clients as a method of the contract has."""
+    return few(dtype=torch.float32, clients=NUM_CLIENTS)
+
+
+def method(network: str = "resnet9_plain", cls: type[FedMatch] = FedMatch, seed: int = 0, **args: Any) -> FedMatch:
+    """Around a small network, in double precision, with one epoch everywhere unless the arguments say otherwise."""
+    options = dict(NETWORKS[network])
+    torch.manual_seed(seed)
+    model = models.build(options.pop("name", network), 10, **options)
+    known = {"num_classes": 10, "num_clients": 6, "image_shape": (3, 16, 16)}
+    return cls(model, **known, **{"local_epochs": 1, "server_epochs": 1, **args}).double()
+
+
+def federation(made: FedMatch, data: Digits | None = None, rounds: int = 4) -> Federation:
+    """In double precision, with labels at the server unless the data says otherwise."""
+    data = data or few()
+    return Federation(made, data, data.roster(0), plain_fabric("64-true"), rounds, seed=0)
+
+
+def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+    """Names of tensors that both have and that differ."""
+    return {name for name in before if name in after and not torch.equal(before[name], after[name])}
 
 
 def probabilities(*shape: int, seed: int = 0) -> Tensor:
     g = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=g, dtype=torch.float64).softmax(dim=-1)
-
-
-def fit(run: Federation, client: int, fields: dict[str, Tensor], stream: str = "unlabelled") -> None:
-    """One step of a client, or of the server (-1), on these fields."""
-    data = run.data.server if client < 0 else run.data.client(client)
-    visit = Visit(client=client, size=data.size)
-    run.engine.seats[0].attach(visit)
-    index = torch.cat([data.labelled, data.unlabelled])[: len(fields["x"])]  # the fields bring the images themselves
-    walk = Stream(index, len(index), {}, fields, shuffle=False)
-    LocalSite(run.method, run.engine.context, data, visit, []).fit([Pass({stream: walk})])
 
 
 # The two parts.
@@ -69,7 +109,7 @@ def test_sigma_descends_on_labels() -> None:
     x, y = data.take("weak", index, torch.Generator()), data.server.labels
     sigma = [sigma for sigma, _ in pairs(model)]
     slopes = torch.autograd.grad(10.0 * F.cross_entropy(model(x), y), sigma)
-    fit(run, -1, {"x": x, "y": y}, "labelled")
+    fit_on(run, -1, {"x": x, "y": y})
     for (new, psi), (old, same), slope in zip(pairs(run.method.model), pairs(model), slopes, strict=True):
         torch.testing.assert_close(new, old - 0.01 * slope)
         assert torch.equal(psi, same)
@@ -107,7 +147,7 @@ def test_psi_descends_on_the_unlabelled_loss(helped: bool, dpl: bool) -> None:
     terms.append(10.0 * sum((sigma - psi).square().sum() for sigma, psi in pairs(model)))
     psi = [psi for _, psi in pairs(model)]
     slopes = torch.autograd.grad(sum(terms), psi)
-    fit(run, 0, {"x": x, "strong": strong, "index": torch.arange(6)} | ({"helpers": helpers} if helped else {}))
+    fit_on(run, 0, {"x": x, "strong": strong, "index": torch.arange(6)} | ({"helpers": helpers} if helped else {}))
     for (_, new), old, slope in zip(pairs(made.model), psi, slopes, strict=True):
         torch.testing.assert_close(new, old - 0.01 * slope)
 
@@ -168,19 +208,6 @@ def test_the_noise_is_one_image_clipped_to_the_range_of_pixels() -> None:
     assert black == pytest.approx(0.1424, abs=1e-4)
     assert float((noise == 0).float().mean()) == pytest.approx(black, abs=0.007)
     assert float((noise == 1).float().mean()) == pytest.approx(white, abs=0.007)
-
-
-def test_helpers_come_in_every_third_round_to_known_clients() -> None:
-    """As many as there are, up to two, with the last psi that they uploaded."""
-    made = method(helper_every=3)
-    server = {"vectors": torch.eye(6, 10), "seen": torch.tensor([True, True, False, True, False, False])}
-    due = [made.choose_helpers(server, Visit(round=number, client=0)) for number in range(6)]
-    assert due == [[], [], [1, 3]] * 2
-    assert made.choose_helpers(server, Visit(round=2, client=2)) == []
-    made.memory = {k: {"psi": torch.full((3,), float(k))} for k in (0, 1, 3)}
-    sent = made.broadcast(server | made.tensors("shared"), Visit(round=2, client=1))
-    assert int(sent["helper_count"]) == 2
-    assert [float(sent[f"helper.{slot}"][0]) for slot in range(2)] == [0.0, 3.0]
 
 
 def test_a_helper_is_the_receivers_sigma_with_another_psi() -> None:
@@ -290,3 +317,147 @@ def test_the_average_is_uniform() -> None:
     run.method.aggregate(uploads)
     for name, value in run.method.tensors("shared").items():
         torch.testing.assert_close(value, torch.stack([u.tensors[name] for u in uploads]).mean(dim=0))
+
+
+# --- messages
+
+
+def second_visit(cls: type[FedMatch]) -> tuple[Federation, Visit, dict[str, Tensor]]:
+    """A federation after a round in which every client took part, its next visit, and what that is sent."""
+    data = few("all_clients")
+    made = method(cls=cls, helpers=0, lr=1e-3, lambda_l1=1e-4, reset_momentum=True, **AT_CLIENTS)
+    run = federation(made, data, rounds=2)
+    run.roster = data.roster(0, participants=6)
+    run.server_phase(0, first=True)
+    run.run_round(0)
+    visit = Visit(round=1, client=1, size=data.client(1).size)
+    return run, visit, made.broadcast(run.server, visit)
+
+
+@pytest.mark.parametrize("cls", [FedMatch, OwnEntriesKept])
+def test_what_is_uploaded(cls: type[FedMatch]) -> None:
+    """Entries more than ``delta`` from the server's, with psi up to ``l1_threshold`` as 0, travel as they are; the
+    others are the server's again, whatever the client has kept.
+    """
+    run, visit, sent = second_visit(cls)
+    made = run.method
+    site, work = run.engine.seats[0].begin_visit(visit, Sent(sent, 0), None)
+    site.fit(work)
+    trained = {name: value.clone() for name, value in made.tensors("shared").items()}
+    upload = made.make_upload(site)
+    assert upload is not None
+    psi = {f"model.{name}" for name in made.psi_names}
+    masks, small, kept = {}, 0, 0
+    for name, value in upload.tensors.items():
+        server, compared = run.server[name], trained[name].clone()
+        if name in psi:
+            compared[compared.abs() <= 1e-3] = 0.0
+        travels = (compared - server).abs() > 2e-4
+        expected = server.clone()
+        expected[travels] = trained[name][travels]
+        assert torch.equal(value, expected)
+        assert torch.equal(made.tensors("shared")[name], expected)  # the client goes on from it
+        masks[name] = travels
+        small += int((travels & (compared == 0) & (trained[name] != 0)).sum())
+        kept += int((~travels & (sent[name] != server)).sum())
+    assert small > 20
+    assert (kept > 20) == (cls is OwnEntriesKept)
+    assert upload.num_bytes == sparse_bytes(masks, run.server)
+
+
+def test_nothing_trained_nothing_uploaded() -> None:
+    """Neither sigma without labels, nor psi at a rate of 0."""
+    run = federation(method("static", lr=0.0))
+    upload = run.run_visits(run.visits(0)[:1])[0][0]
+    assert upload.num_bytes == 0
+    assert changed(run.server, upload.tensors) == set()
+
+
+def test_what_is_downloaded() -> None:
+    """A client keeps its own entries where the server's are within ``delta``, with psi up to ``l1_threshold`` as 0 on
+    both sides; the others come as the server has them. The first download is whole.
+    """
+    run, visit, sent = second_visit(OwnEntriesKept)
+    made, psi = run.method, {f"model.{name}" for name in run.method.psi_names}
+    masks, small = {}, 0
+    for name, own in made.kept(1).items():
+        server = run.server[name]
+        here, there = own.clone(), server.clone()
+        if name in psi:
+            here[here.abs() <= 1e-3] = there[there.abs() <= 1e-3] = 0.0
+        travels = (there - here).abs() > 2e-4
+        assert torch.equal(sent[name], torch.where(travels, server, own))
+        masks[name] = travels
+        small += int((~travels & ((there - own).abs() > 2e-4)).sum())  # cut at one side alone they would
+    assert small > 20
+    assert made.sent_bytes(sent, visit) == sparse_bytes(masks, run.server)
+
+
+def test_helpers_are_counted() -> None:
+    """Two more parts psi on the way down, of which entries up to ``l1_threshold`` count as 0 and are not sent."""
+    run = make_federation("fedmatch", single(), rounds=2, helper_every=1, local_epochs=1, **GENTLE)
+    rows = run_rows(run)
+    psi = sum(p.numel() * 4 for p in run.method.psi().values())
+    whole = rows[0]["bytes_down"] // rows[0]["visits"]
+    second = rows[1]["bytes_down"] - rows[0]["bytes_down"]
+    assert second == pytest.approx(rows[1]["visits"] * (whole + 2 * psi + 8), rel=1e-3)
+    helper = torch.zeros(160)
+    helper[:5], helper[5:20] = 1.1e-5, 0.9e-5
+    sent = {"helper.0": helper, "helper_count": torch.tensor(1)}
+    assert run.method.sent_bytes(sent, Visit(client=0)) == 5 * 4 + 160 // 8 + 8
+
+
+def test_only_large_changes_are_sent() -> None:
+    """More than delta, not delta itself; and what is no number, so that who receives it sees it."""
+    new, old = torch.tensor([0.5, 0.25, -1.0, 1.0, float("nan")]), torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0])
+    assert differs(new, old, 0.25).tolist() == [True, False, True, False, True]
+
+
+def test_bytes_of_sparse_updates() -> None:
+    """Values and one bit per entry; never more than all values; nothing where nothing changed."""
+    masks = {name: torch.arange(20) < k for name, k in (("a", 0), ("b", 3), ("c", 20))}
+    values = {"a": torch.zeros(20), "b": torch.zeros(20).double(), "c": torch.zeros(20).half()}
+    assert [sparse_bytes({name: mask}, values) for name, mask in masks.items()] == [0, 3 * 8 + 3, 20 * 2]
+    assert sparse_bytes(masks, values) == 3 * 8 + 3 + 20 * 2
+    assert sparse_bytes({}, {}) == 0
+
+
+# --- ablations
+
+
+def test_the_copy_in_semifls_code_never_trains_its_classifier() -> None:
+    """Nor what its norms learn: only convolutions have parts."""
+    data = few("all_clients")
+    run = federation(method("static", cls=SemiFLsCopy, threshold=0.0, helpers=0, lambda_l1=0.0, lambda_l2=0.0), data)
+    run.roster = data.roster(0, participants=1)
+    before = dict(run.server)
+    run.run_round(0)
+    parameters = [f"model.{name}" for name, _ in run.method.model.named_parameters()]
+    named = {name for name in parameters if float((run.server[name] - before[name]).abs().max()) > 1e-12}
+    assert named
+    assert all(".parametrizations.weight." in name for name in named)
+    assert not any(name.startswith("model.head") for name in named)
+
+
+def test_inert_clients_leave_what_the_labels_alone_give() -> None:
+    """The hypothesis behind the published rows: without learning clients the method is the server's steps."""
+    args = {"local_epochs": 1, "server_epochs": 1, "clip_norm": 1.0}
+    inert = make_federation("methods.ablations.fedmatch.InertClients", single(), lambda_s=1.0, **args)
+    alone = make_federation("server_only", single(), **args)
+    start = dict(inert.server)
+    rows = [[row["acc"] for row in run_rows(run)] for run in (inert, alone)]
+    assert rows[0] == rows[1]
+    weights = {name: value for name, value in alone.server.items() if name.startswith("model.")}
+    assert changed(start, alone.server) == set(weights)
+    assert changed(weights, inert.server) == set()
+
+
+def test_independent_parts() -> None:
+    """In SemiFL's copy psi is drawn from the law of variance 2 / fan_out, and is not a multiple of sigma."""
+    divided = models.build("resnet9", 10, width=16)
+    SemiFLsCopy(divided, num_classes=10, num_clients=1, image_shape=(3, 32, 32))
+    sigma, psi = pairs(divided)[-1]
+    fan_out = psi.shape[0] * psi.shape[2] * psi.shape[3]
+    assert float(psi.detach().var()) == pytest.approx(2.0 / fan_out, rel=0.05)
+    mixed = torch.stack([sigma.detach().flatten(), psi.detach().flatten()]).corrcoef()
+    assert abs(float(mixed[0, 1])) < 0.05

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from methods import models
 from methods.fedmatch import FedMatch
-from methods.parts.additive import Additive, pairs, psi_names
-from methods.parts.sparse import flat, sparse, unflat
+from methods.parts.additive import Additive, flat, pairs, psi_names, sparse, unflat
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "resnet9_plain": {"width": 4},

@@ -13,7 +13,7 @@ from federations import SIDE, FewDigits, make_method, plain_fabric
 from methods.ablations.fixmatch import EveryStep
 from methods.base import Upload, Visit
 from methods.fedrgd import FedRGD
-from methods.parts.dpl import debias
+from methods.parts.tensors import debias
 
 
 def data_of(clients: int = 7) -> Digits:

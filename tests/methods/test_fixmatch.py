@@ -4,30 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.registry import KINDS, find_class
 from datamodules.base import SiteData
-from federations import FewDigits, different, few_in, make_federation, make_method, rounds_until, site_of
+from federations import FewDigits, different, few_in, make_federation, rounds_until, site_of
 from methods.ablations.fixmatch import EveryStep
-from methods.fedrgd import FedRGD
 from methods.fixmatch import FixMatch
-
-
-def batch(count: int = 8, labels: bool = False) -> dict[str, dict[str, Tensor]]:
-    """Random views of unlabelled, and perhaps of labelled, images in double precision."""
-    g = torch.Generator().manual_seed(0)
-    views = {name: torch.randn(count, 3, 24, 24, generator=g).double() for name in ("weak", "strong")}
-    own = {"x": torch.randn(5, 3, 24, 24, generator=g).double(), "y": torch.randint(10, (5,), generator=g)}
-    return {"unlabelled": views} | ({"labelled": own} if labels else {})
-
-
-def method(cls: type[FixMatch] = FixMatch, **args: Any) -> FixMatch:
-    """In double precision."""
-    made = make_method(cls, **args).double()
-    assert isinstance(made, FixMatch)
-    return made
 
 
 @pytest.mark.parametrize("cls", [FixMatch, EveryStep])
@@ -107,21 +90,6 @@ def test_without_weight_of_pseudo_labels_it_is_fedavg_on_the_labels() -> None:
         row, model = trained(EveryStep, threshold=0.1, lambda_u=weight)
         assert row["pseudo/selected"] > 0
         assert different(model, fedavg) == others
-
-
-def test_labels_of_every_step_come_from_the_present_weights() -> None:
-    """The mean runs over all images; those below the threshold count as zero, and no gradient enters the labels."""
-    views = batch()["unlabelled"]
-    free = method(FedRGD, unsup_norm="all", threshold=0.0)
-    with torch.no_grad():
-        confidence, labels = free.predict(views["weak"]).max(dim=1)
-    losses = F.cross_entropy(free(views["strong"]), labels, reduction="none")
-    torch.testing.assert_close(free.training_step({"unlabelled": views}, 0), losses.mean())
-    keep = confidence >= confidence.median()
-    assert 0 < int(keep.sum()) < 8
-    for norm, expected in (("all", (losses * keep).mean()), ("confident", losses[keep].mean())):
-        half = method(FedRGD, unsup_norm=norm, threshold=float(confidence.median()))
-        torch.testing.assert_close(half.training_step({"unlabelled": views}, 0), expected)
 
 
 def test_labels_are_fixed_for_the_visit() -> None:

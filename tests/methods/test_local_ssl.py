@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from datamodules.digits import Digits
+from feddure_steps import Norm, federation
 from federations import (
     different,
     few_data,
@@ -21,7 +22,7 @@ from federations import (
     visited,
 )
 from golden_files import load
-from methods.ablations.local_ssl import OwnStatistics, SupervisedSteps
+from methods.ablations.local_ssl import OwnStatistics, SupervisedSteps, WithoutRegulators
 from methods.base import Batch, Visit
 from methods.feddure import FedDure
 from methods.local_ssl import LocalSSL, unlabelled_batch
@@ -281,3 +282,13 @@ def test_ramp_over_a_visit() -> None:
         for _ in fit.run(3, lambda epoch: passes[epoch]):
             weights.append(float(method.lambda_k))
         assert weights[2:] == [8 * (k + 1) / 20 for k in range(4)]
+
+
+def test_without_regulators_only_the_batches_are_feddures() -> None:
+    """The step is FixMatch's, in batches of FedDure's sizes: four of a client with few labels, in place of two."""
+    data = make_data("all_clients")
+    method = WithoutRegulators(Norm(), threshold=0.0)
+    site = data.client(0)
+    sizes = [made.streams(site)["unlabelled"].batch_size for made in (method, federation().method, LocalSSL(Norm()))]
+    assert sizes[0] == sizes[1] != sizes[2]
+    assert method.automatic_optimization

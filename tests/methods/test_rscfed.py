@@ -70,13 +70,6 @@ def states(count: int = 5, seed: int = 0) -> list[dict[str, torch.Tensor]]:
     return [{"w": torch.randn(3, 4, generator=g), "b": torch.randn(3, generator=g)} for _ in range(count)]
 
 
-def test_without_distance_and_multiplier_it_is_fedavg() -> None:
-    """beta = 0 and multiplier 1 leave the sizes."""
-    sizes = [10.0, 20, 30, 40, 50]
-    weights = consensus_weights(states(), sizes, [True] + [False] * 4, 0.0, 1.0)
-    assert weights == pytest.approx([n / 150 for n in sizes])
-
-
 def test_one_subset_of_everybody_without_distance_is_fed_consist() -> None:
     """M = 1, K = N, beta = 0, multiplier 1: Fed-Consist weighted by sizes, teachers and all; M = 2 is another model."""
     sole = {"subset_size": 4, "dma": False, "labelled_multiplier": 1.0}
@@ -182,14 +175,6 @@ def test_weights_are_those_of_equation_6(mode: str) -> None:
         raw = [0.5 * w / kinds[has] for w, has in zip(raw, held, strict=True)]
     weights = consensus_weights(models, sizes, held, beta, factor, mode)
     assert weights == pytest.approx([w / sum(raw) for w in raw], rel=1e-12)
-
-
-def test_identical_models_come_back() -> None:
-    """The consensus of equal models is that model."""
-    model = states(1)[0]
-    weights = consensus_weights([model] * 5, [10.0, 20, 30, 40, 50], [True, False, False, False, False], 1e4)
-    mean = weighted_mean([model] * 5, weights)
-    torch.testing.assert_close(mean, dict(model))
 
 
 def test_ablation_without_dma_weighs_by_size_and_multiplier() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmark.cli import main
-from benchmark.files import read_yaml
 from benchmark.suites.suite import load
 from datamodules.common.errors import DataError
+from datamodules.common.yaml import read_yaml
 from methods.fedavg import FedAvg
 from run_folders import change
 from toy_suite import BOARD

@@ -204,7 +204,7 @@ def test_only_what_todays_code_has_made_tells_a_rate(tmp_path, runtime, monkeypa
         return path
 
     with monkeypatch.context() as patch:
-        patch.setattr("benchmark.run.fit", continued)
+        patch.setattr("benchmark.launch.run.fit", continued)
         with pytest.raises(RunError, match="no score of"):
             tune(suite, "quick", [plain], runtime, jobs=1)
         with pytest.raises(ConfigError, match="made by other code"):

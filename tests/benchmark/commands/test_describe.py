@@ -1,27 +1,75 @@
-"""``describe``: a partition drawn, exported, imported."""
+"""Looking at a partition: its clients, the seed that drew it, and the file that keeps it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from benchmark.cli import main
+from benchmark.config import RunConfig
 from datamodules.digits import Digits
 from datamodules.partition.partition import Partition
+from federations import make_data
+
+DIGITS = ["describe", "--data", "digits"]
+OF_THE_RUN = [*DIGITS, "--data.partition_seed", "null"]
 
 
-def test_describe_draws_exports_and_imports(here, capsys):
-    arguments = ["describe", "--data", "digits", "--data.beta", "0.3", "--data.num_clients", "4"]
-    assert main([*arguments, "--export", "part.json", "--plot", "part.png"]) == 0
-    out = capsys.readouterr().out
-    saved = Partition.load("part.json", Digits().read().train_labels)
-    assert saved.hash in out and saved.num_clients == 4 and "1437" in out
-    assert (here / "part.png").read_bytes().startswith(b"\x89PNG") and (here / "part.png").stat().st_size > 10_000
-    again = ["describe", "--data", "digits", "--data.partition_file", "part.json"]
+def first_and_hash(capsys: Any) -> tuple[str, str]:
+    lines = capsys.readouterr().out.splitlines()
+    return lines[0], next(line.split()[-1] for line in lines if line.startswith("partition hash"))
+
+
+def test_the_options_and_the_seed_that_drew_the_partition_are_shown(capsys: Any) -> None:
+    """The run's seed where the data set has none: that of ``--seed``, or the default of a run."""
+    assert main(OF_THE_RUN) == 0
+    title, drawn = first_and_hash(capsys)
+    assert title.endswith(f", partition_seed={RunConfig.seed}") and "beta=0.8" in title
+    assert main([*OF_THE_RUN, "--seed", "5"]) == 0
+    title, other = first_and_hash(capsys)
+    assert title.endswith(", partition_seed=5") and other != drawn
+    assert main([*DIGITS, "--data.partition_seed", "5"]) == 0
+    assert first_and_hash(capsys) == (title, other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*DIGITS, "--seed", "5"], "--seed 5: has no effect, since data.partition_seed is 1337; add --data."),
+        ([*OF_THE_RUN, "--seed", "-1"], "partition_seed is -1"),
+        ([*DIGITS, "--export", "/nonexistent/x"], "No such file or directory; is the folder there"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(capsys: Any, arguments: list[str], message: str) -> None:
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and message in err and err.count("\n") == 1
+
+
+def test_a_partition_is_exported_and_imported(tmp_path: Path, capsys: Any) -> None:
+    """Under any name: its suffix says nothing."""
+    file = str(tmp_path / "part")
+    assert main([*DIGITS, "--data.beta", "0.3", "--data.num_clients", "4", "--export", file]) == 0
+    saved = Partition.load(file, Digits().read().train_labels)
+    assert first_and_hash(capsys)[1] == saved.hash and saved.num_clients == 4
+    again = [*DIGITS, "--data.partition_file", file]
     assert main([*again, "--data.num_clients", "4"]) == 0
-    assert saved.hash in capsys.readouterr().out
+    assert first_and_hash(capsys)[1] == saved.hash
     assert main(again) == 2
-    assert "part.json has 4 clients; give --data.num_clients 4" in capsys.readouterr().err
+    assert "has 4 clients; give --data.num_clients 4" in capsys.readouterr().err
 
 
-def test_describe_shows_the_labels_of_a_server_and_of_many_clients(here, capsys):
+def test_the_labels_of_a_server_and_many_clients_are_shown(capsys: Any) -> None:
     server = ["--data.scenario", "server", "--data.num_labels", "40", "--data.num_clients", "60"]
-    assert main(["describe", "--data", "digits", *server, "--data.min_size", "2", "--plot", "server.png"]) == 0
+    assert main([*DIGITS, *server, "--data.min_size", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[4].split()[:4] == ["server", "40", "40", "10"]
     assert sum(int(line.split()[1]) for line in lines[4:65]) == 1437 == int(lines[65].split()[1])
+
+
+def test_a_new_split_shows_its_own_images(capsys: Any) -> None:
+    """Class counts belong to the training images that the run would have, not to the published ones."""
+    assert main([*DIGITS, "--data.split", "random80", "--data.num_clients", "3", "--data.partition", "iid"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shown = [[int(n) for n in row[4:]] for row in rows if row[:1] in (["0"], ["1"], ["2"])]
+    assert shown == make_data(split="random80", num_clients=3).class_counts("all").tolist()

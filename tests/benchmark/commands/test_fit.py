@@ -4,13 +4,12 @@ import numpy
 import pytest
 from sklearn.datasets import load_digits
 
-from benchmark import config, run
+from benchmark import config
 from benchmark.cli import main
 from benchmark.config import from_yaml
-from benchmark.launch import progress
+from benchmark.launch import progress, run
 from benchmark.suites import suite
 from papers import load
-from toy_suite import table
 
 
 def test_fit_hands_over_a_resolved_configuration(here, fitted, capsys):
@@ -49,16 +48,6 @@ def test_progress_counts_all_runs_of_a_grid(here, fitted, monkeypatch):
     )
     assert main(["fit", "--method", "fedavg", "--data", "digits", "--rounds", "2", "--seed", "0,1,2"]) == 0
     assert shown == [(3, 0), (3, 1), (3, 2)]
-
-
-def test_a_warning_before_a_precision_that_is_slow_here(here, fitted, capsys, machine):
-    machine.write(proc__cpuinfo="model name\t: Old\nflags\t\t: fpu\n")
-    told = "warning: Old does not calculate with bfloat16 itself"
-    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--precision", "bf16-mixed"]
-    assert main([*fit, "--accelerator", "cpu"]) == 0
-    assert capsys.readouterr().err.count(told) == 1
-    assert table("--seeds", "1", "--precision", "bf16-mixed", "--accelerator", "cpu") == 0
-    assert capsys.readouterr().err.count(told) == 1
 
 
 def test_fit_from_the_saved_configuration_is_the_same_run_and_options_come_on_top(here, fitted):

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from benchmark import run
 from benchmark.cli import main
+from benchmark.launch import run
 from benchmark.runs import loggers
 from benchmark.runs.folder import RunFolder
-from benchmark.runs.records import read_record
+from benchmark.runs.records import read_record, read_rows
 from datamodules.io.sources import sha256_of
 from run_folders import change
 from toy_suite import FACTS, SUITE, table
@@ -149,7 +149,7 @@ def test_a_real_table_from_nothing(here):
     text = (here / "results/tables/toy-quick.md").read_text()
     assert "digits (as A)" in text and "not run" not in text
     for path in here.glob("results/runs/*"):
-        assert read_record(path)["status"] == "complete" and len(RunFolder(path).rows()) == 2
+        assert read_record(path)["status"] == "complete" and len(read_rows(path)) == 2
 
 
 def test_tables_show_what_runs_have_made_that_were_run_again(here, fitted, monkeypatch, capsys):

@@ -19,7 +19,7 @@ def test_trials_are_run_once_and_again_when_asked(tmp_path, monkeypatch, capsys)
         return completed(run, 50.0, test_images=100)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("benchmark.run.fit", fit)
+    monkeypatch.setattr("benchmark.launch.run.fit", fit)
     (tmp_path / "board.yaml").write_text(BOARD)
     assert main(TUNE) == 0
     assert f"one/A/low: method.lr 0.03 of {len(ran)} tried" in capsys.readouterr().out

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmark.federation.assembly import assemble, make
-from benchmark.run import fit
+from benchmark.launch.run import fit
 from datamodules.common.errors import ConfigError
 from federations import plain_fabric
 from runs import SHORT, configuration

@@ -68,11 +68,3 @@ def test_a_run_that_continues_writes_nothing_that_is_there(two):
     assert kept.changed_bytes(copied) == 1000 * 4 + 8
     kept.save({**copied, "round": 2})
     assert checkpoint.load(two)["round"] == 2
-
-
-@pytest.mark.parametrize("most", [1, 40, 80, 10**9])
-def test_divided_and_joined(most):
-    state = made(3, (1, 2, 3))
-    parts = checkpoint.divided(state, most)
-    assert len(parts) == 1 + {1: 4, 40: 3, 80: 2, 10**9: 1}[most]
-    assert repr(checkpoint.joined(parts)) == repr(state)

@@ -1,9 +1,11 @@
 """Which images a site holds, visit after visit."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from benchmark.federation.holdings import Holdings
+from benchmark.federation.site import Holdings
 from datamodules.base import SiteData
 from datamodules.common.errors import RunError
 
@@ -14,14 +16,14 @@ def site(labelled, unlabelled):
 
 
 def test_every_visit_forgets_the_images_of_the_one_before():
-    holdings = Holdings(10, torch.device("cpu"))
+    holdings = Holdings(SimpleNamespace(num_images=10, device=torch.device("cpu")))
     for labelled, unlabelled in (([1, 2], [5]), ([], [2, 7]), ([9], []), ([], []), ([0, 5], [1])):
         holdings.hold(site(labelled, unlabelled))
         assert holdings.held.nonzero().flatten().tolist() == sorted(labelled + unlabelled)
 
 
 def test_a_note_about_the_image_of_another_is_forgotten_with_the_next_visit():
-    holdings = Holdings(10, torch.device("cpu"))
+    holdings = Holdings(SimpleNamespace(num_images=10, device=torch.device("cpu")))
     holdings.hold(site([1], [2]))
     holdings.note(torch.tensor([2, 3]))
     with pytest.raises(RunError, match="images that the site does not hold"):

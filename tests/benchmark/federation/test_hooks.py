@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmark.federation.declarations import check_declarations
+from benchmark.federation.hooks import check_declarations
 from datamodules.common.errors import RunError
 from federations import Unaugmented, few_federation, make_federation, run_rows, site_of
 from methods.base import Upload

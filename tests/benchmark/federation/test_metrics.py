@@ -12,8 +12,7 @@ from benchmark.federation.metrics import (
     class_accuracies,
     classification_metrics,
     client_accuracies,
-    pseudo_label_classes,
-    pseudo_label_shares,
+    pseudo_label_metrics,
     scores,
 )
 from datamodules.common.errors import RunError
@@ -107,8 +106,8 @@ def test_what_is_no_probability_is_one_clear_error(probs, message):
 def test_the_confusion_matrix_has_true_classes_as_lines():
     probs, labels = random_case(7, 500, 6)
     found = scores(probs, labels)
-    assert found.metrics == classification_metrics(probs, labels)
-    assert found.confusion.tolist() == confusion_matrix(labels, probs.argmax(1)).tolist()
+    assert found[0] == classification_metrics(probs, labels)
+    assert found[1].tolist() == confusion_matrix(labels, probs.argmax(1)).tolist()
 
 
 def test_accuracy_by_class():
@@ -134,17 +133,23 @@ def test_classes_that_the_test_set_lacks_tell_nothing_of_a_client():
     assert client_accuracies(by_class, torch.tensor([[0, 7], [0, 0]])) == {}
 
 
+def shares(selected, correct, suffix=""):
+    return pseudo_label_metrics({f"pseudo/selected{suffix}": selected, f"pseudo/correct{suffix}": correct})
+
+
 def test_pseudo_label_shares():
-    shares = pseudo_label_shares(0.9, 0.6)
-    assert shares == pytest.approx({"wrong": 0.3, "accuracy": 2 / 3, "correct_per_wrong": 2.0})
-    assert pseudo_label_shares(0.5, 0.5) == {"wrong": 0.0, "accuracy": 1.0}
-    assert pseudo_label_shares(0.0, 0.0) == {"wrong": 0.0}
+    assert shares(0.9, 0.6) == pytest.approx(
+        {"pseudo/wrong": 0.3, "pseudo/accuracy": 2 / 3, "pseudo/correct_per_wrong": 2.0}
+    )
+    assert shares(0.5, 0.5) == {"pseudo/wrong": 0.0, "pseudo/accuracy": 1.0}
+    assert shares(0.0, 0.0) == {"pseudo/wrong": 0.0}
 
 
 def test_pseudo_label_classes():
-    even = pseudo_label_classes([0.2, 0.2, 0.2, 0.2], [0.2, 0.1, 0.0, 0.05])
-    assert even == {"accuracy_by_class": [1.0, 0.5, 0.0, 0.25], "balance": pytest.approx(1.0)}
-    lone = pseudo_label_classes([0.0, 0.3], [0.0, 0.1])
-    assert lone == {"accuracy_by_class": [None, 0.333333], "balance": 0.0}
-    assert pseudo_label_classes([0.5, 0.5, 0.0, 0.0], [0.0] * 4)["balance"] == pytest.approx(0.5)
-    assert pseudo_label_classes([0.0, 0.0], [0.0, 0.0]) == {"accuracy_by_class": [None, None]}
+    def classes(selected, correct):
+        return list(shares(selected, correct, "_by_class").values())
+
+    assert classes([0.2] * 4, [0.2, 0.1, 0.0, 0.05]) == [[1.0, 0.5, 0.0, 0.25], pytest.approx(1.0)]
+    assert classes([0.0, 0.3], [0.0, 0.1]) == [[None, 0.333333], 0.0]
+    assert classes([0.5, 0.5, 0.0, 0.0], [0.0] * 4)[1] == pytest.approx(0.5)
+    assert classes([0.0, 0.0], [0.0, 0.0]) == [[None, None]]

@@ -1,14 +1,16 @@
 """Networks as users have them: with a frozen trunk, or compiled in part."""
 
+from types import MappingProxyType
+
 import pytest
 import torch
 from torch import nn
 
 from benchmark.federation.loop import Federation
-from benchmark.registry import KINDS, find_class
 from datamodules.common.errors import RunError
 from federations import few_data, plain_fabric, run_rows
 from methods.fedavg import FedAvg
+from methods.fedmatch import FedMatch
 from methods.models.backbone import Backbone
 
 SIDE = 8
@@ -36,11 +38,10 @@ class OnTrunk(Backbone):
         return self.trunk(x)
 
 
-def federation(method="fedavg", network=OnTrunk, seed=0, **engine):
-    cls = find_class(method, KINDS["method"]) if isinstance(method, str) else method
-    torch.manual_seed(seed)
-    model, data = network(), few_data(3, side=SIDE)
-    return Federation(cls(model, lr=0.1), data, data.roster(0), plain_fabric(), rounds=2, seed=0, **engine)
+def federation(method=FedAvg, network=OnTrunk, data=None, known=MappingProxyType({}), **engine):
+    torch.manual_seed(0)
+    model, data = network(), data or few_data(3, side=SIDE)
+    return Federation(method(model, lr=0.1, **known), data, data.roster(0), plain_fabric(), rounds=2, seed=0, **engine)
 
 
 def test_a_frozen_trunk_is_neither_sent_nor_counted():
@@ -57,6 +58,17 @@ def test_a_frozen_trunk_is_neither_sent_nor_counted():
     assert all(torch.equal(run.server[name], travels.server[name]) for name in run.server)
     assert [row["acc"] for row in rows] == [row["acc"] for row in others]
     assert {name.split(".")[1] for name in run.method.names("frozen")} == {"trunk"}
+
+
+def test_fedmatch_leaves_a_frozen_trunk_as_it_is():
+    """It decomposes and trains the other weights alone."""
+    data = few_data(3, scenario="all_clients", num_labels=60, pipeline="randaugment_levels_cutout", side=SIDE)
+    run = federation(FedMatch, data=data, known={"num_classes": 10, "num_clients": 3, "image_shape": [3, SIDE, SIDE]})
+    trunk = {name: value.clone() for name, value in run.method.tensors("frozen").items()}
+    assert {"model.trunk.1.weight", "model.trunk.1.bias"} <= trunk.keys()
+    run_rows(run)
+    assert all(torch.equal(run.method.registered()[name], value) for name, value in trunk.items())
+    assert not [name for name in run.server if name.startswith("model.trunk")]
 
 
 def test_what_a_step_still_changes_is_no_frozen_trunk():

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
+from benchmark.federation.engine import Seat
 from benchmark.federation.loop import Federation
-from benchmark.federation.seat import Seat
 from federations import Supervised, fewest_data, make_federation, run_rows
 from methods.base import Visit
 
@@ -142,12 +142,13 @@ def test_a_client_goes_to_a_slot_that_has_recorded_steps_of_its_size() -> None:
 
     def seats(*sizes: int) -> dict[int, Seat]:
         found = engine.assign_seats([Visit(client=client, size=size) for client, size in enumerate(sizes)])
-        return {visit.size: seat for seat, visit in found.items()}
+        return {visit.size: seat for visit, seat in found.items()}
 
     assert seats(50, 40) == {50: one, 40: other}
     assert seats(40, 30) == {40: other, 30: one}
     assert seats(20) == {20: other} and seats(30, 50) == {30: one, 50: other}
-    assert {seat for seat in engine.assign_seats([Visit(client=0, size=20), Visit(client=1, size=20)])} == {one, other}
+    alike = engine.assign_seats([Visit(client=0, size=20), Visit(client=1, size=20)])
+    assert set(alike.values()) == {one, other}
 
 
 def test_a_shared_optimiser_is_handed_on_in_the_order_drawn() -> None:

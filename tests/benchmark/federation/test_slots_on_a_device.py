@@ -25,7 +25,7 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from benchmark.federation import optimizers
+from benchmark.federation import fit
 from benchmark.federation.recording import CudaGraph, reads_host
 from datamodules.common.errors import RunError
 from federations import different, half_trained, rounds_until, tiny_federation
@@ -329,7 +329,7 @@ def on_the_device(method: Any, **engine: Any) -> Any:
 def on_the_cpu(method: Any) -> Any:
     """The same in the reference engine, with convolutions and rates computed as a device does."""
     one_kernel = patch.object(cnn, "conv_pool", lambda conv, x: cnn.pool(conv(x)))
-    with one_kernel, patch.object(optimizers, "reads_single", lambda parameters: True):
+    with one_kernel, patch.object(fit, "reads_single", lambda parameters: True):
         federation = tiny_federation(method)
         return rounds_until(federation, 2), federation.server
 

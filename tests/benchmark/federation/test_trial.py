@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from benchmark.run import fit
+from benchmark.launch.run import fit
 from benchmark.runs.states import state
 from datamodules.common.errors import ConfigError
 from methods.fedavg import FedAvg

@@ -3,7 +3,7 @@
 import pytest
 from lightning.fabric.strategies import DDPStrategy
 
-from benchmark import run
+from benchmark.launch import run
 from two_processes import forks
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmark.launch import recorder
-from benchmark.run import fit
+from benchmark.launch.run import fit
 from benchmark.runs.records import read_record
 from methods.fed_consist import FedConsist
 from runs import MIXED, assert_same_run, configuration, planted

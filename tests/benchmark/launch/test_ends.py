@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from lightning.fabric.strategies import DDPStrategy
 
-from benchmark import run
 from benchmark.cli import main
 from benchmark.federation import checkpoint
+from benchmark.launch import run
 from benchmark.launch.recorder import CHECKPOINT
+from benchmark.launch.run import fit
 from benchmark.launch.signals import STOPPED
-from benchmark.run import fit
 from benchmark.runs.records import read_record, read_rows
 from benchmark.runs.states import saved_rounds, state
 from runs import MIXED, ROUNDS, assert_same_run, configuration

@@ -7,7 +7,7 @@ import pytest
 
 from benchmark.cli import main
 from benchmark.launch.recorder import Recorder
-from benchmark.run import fit
+from benchmark.launch.run import fit
 from benchmark.runs.records import read_record
 from datamodules.common.errors import RunError
 from runs import MIXED, OPTIONS, SHORT, assert_same_run, configuration

@@ -12,7 +12,7 @@ import torch
 from benchmark.federation import checkpoint
 from benchmark.federation.loop import Federation
 from benchmark.launch.recorder import CHECKPOINT, Recorder
-from benchmark.run import fit
+from benchmark.launch.run import fit
 from benchmark.runs.records import read_record
 from benchmark.runs.states import saved_rounds, state
 from datamodules.common.errors import RunError, Stopped

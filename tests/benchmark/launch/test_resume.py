@@ -7,7 +7,7 @@ import pytest
 
 from benchmark.federation import checkpoint
 from benchmark.launch.recorder import CHECKPOINT
-from benchmark.run import fit
+from benchmark.launch.run import fit
 from benchmark.runs.records import read_record
 from benchmark.runs.states import state
 from checkpoints import sealed

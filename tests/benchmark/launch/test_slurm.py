@@ -173,8 +173,9 @@ def test_a_task_finds_data_and_results_wherever_it_runs(tmp_path, tiny, monkeypa
         (2, {}, ["3"], 0),
         (1, {"1": 3}, ["1", "2"], 3),
         (1, {"1": slurm.STOPPED}, ["1", "requeue 7_1"], slurm.STOPPED),
+        (1, {"1": 143}, ["1", "requeue 7_1"], 143),
     ],
-    ids=["two of three", "the rest", "one fails", "stopped"],
+    ids=["two of three", "the rest", "one fails", "stopped", "killed while it started"],
 )
 def test_a_task_runs_its_bundle(tmp_path, tiny, task, codes, ran, ends):
     """With commands in SLURM's place that write down what they are asked for."""

@@ -2,17 +2,13 @@
 
 import os
 import time
-from dataclasses import replace
 
 import pytest
 import torch
 
 from benchmark.perf import __main__ as command
-from benchmark.perf import agreement, epochs, gpu, rounds
-from benchmark.perf.federations import config_of, federation_of
-from benchmark.perf.measure import Section, TaskFailed, alone, interleaved
-from benchmark.registry import KINDS, known_names
-from methods.fedavg import FedAvg
+from benchmark.perf import epochs, gpu, rounds
+from benchmark.perf.measure import Section, TaskFailed, alone, config_of, federation_of, interleaved
 
 
 def test_interleaved_takes_turns_and_gives_medians():
@@ -57,7 +53,7 @@ def test_bare_loop_does_the_work_of_the_engine(monkeypatch):
     start = {name: value.clone() for name, value in model.state_dict().items()}
     upload = made.engine.run_visit(visit, made.engine.send(visit, made.server), None)[0].upload
     model.load_state_dict(start)
-    epochs.bare_supervised(model, views, site.labels, torch.zeros(3), torch.ones(3))
+    epochs.bare_epoch(model, views, site.labels, torch.zeros(3), torch.ones(3))
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, upload.tensors[f"model.{name}"])
         assert not torch.equal(value, start[name])
@@ -71,57 +67,20 @@ def test_growth_counts_what_clients_keep_and_what_is_saved():
     assert whole > besides > 0 and saving > 0
 
 
-def test_agreement_names_what_is_equal():
-    """Equal bits are said to be equal; else the distance over what training has covered; an error is a cell."""
-    start, end = torch.tensor([0.0, 0.0]), torch.tensor([3.0, 4.0])
-    assert agreement.distance((start, end), end.clone()) == "equal"
-    assert agreement.distance((start, end), end + torch.tensor([0.0, 0.5])) == pytest.approx(0.1)
-    assert agreement.compared("nobody", "32-true", ["slots"], {})[0].startswith("failed: ConfigError: unknown method")
-
-
-class Flags(FedAvg):
-    """It notes with which arithmetic it trains."""
-
-    seen = set()
-
-    def on_train_start(self):
-        self.seen.add((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
-
-
-def test_agreement_is_measured_without_tf32():
-    before = torch.backends.cudnn.allow_tf32
-    agreement.ends(f"{__name__}.Flags", "32-true")
-    assert Flags.seen == {("highest", False)} and torch.backends.cudnn.allow_tf32 == before
-
-
-def test_engines_agree_in_a_run_whose_labels_flow():
-    """A method with pseudo-labels takes steps on them, and all engines end with the same bits."""
-    assert agreement.compared("fixmatch", "32-true", agreement.OTHERS, {}) == ["equal"] * 2
-    made = federation_of(agreement.configured("fixmatch"), slots=2)
-    made.run()
-    forms = [key[-1] for seat in made.engine.seats for key in seat.replay.recorded]
-    assert any(stream == "unlabelled" for form in forms for stream, *_ in form)
-
-
-def test_agreement_has_a_run_for_every_method():
-    for method in known_names(KINDS["method"]):
-        assert len(federation_of(agreement.configured(method)).visits(0)) > 0 or method == "server_only", method
-
-
 @pytest.mark.timeout(240)
 def test_the_plan_for_a_gpu_runs_on_the_cpu(tmp_path, monkeypatch, capsys):
     """All its parts; what fails is a line with the reason; all of it is in the file."""
-    monkeypatch.setattr(gpu, "known_names", lambda kind: ["fedavg"])
+    monkeypatch.setattr(gpu, "known_names", lambda kind: ["fedavg", "fixmatch", "nobody"])
     words = "gpu:fedavg --trial --minutes 1"
     assert command.main([*words.split(), "--write", str(tmp_path / "page.md")]) == 0
     text = (tmp_path / "page.md").read_text()
-    assert "| fedavg | equal | equal |" in text and "Engines, visits of `fedavg`" in text
+    assert "| fedavg | equal | equal |" in text and "| fixmatch | equal | equal |" in text
+    assert "| nobody | failed: ConfigError: unknown method" in text and "Engines, visits of `fedavg`" in text
     assert text.split()[-1] in capsys.readouterr().out
 
 
 def test_time_is_up_says_so():
-    plan = replace(gpu.GPUPlan(["fedavg"], seconds=0, checked=["fedavg"]), device="cpu")
-    (found,) = gpu.section(plan, ["agreement"])
+    found, *_ = gpu.section(gpu.GPUPlan(["fedavg"], seconds=0, trial=True), ["agreement"])
     assert found.rows[0][1] == "failed: the time of this part was up"
 
 

@@ -9,7 +9,6 @@ from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import ClassSpec
 from benchmark.report.compare import compare
 from benchmark.runs.folder import RunFolder
-from datamodules.common.errors import RunError
 from run_folders import change
 
 FACTS = {"partition_hash": "a", "data_sha256": {"x": "1"}, "labelled_histogram": []}
@@ -97,11 +96,6 @@ def test_a_run_that_is_not_finished_is_not_equal(make):
     assert line(found, "rounds") == "equal in all 2 that both have; the first has 2 more"
 
 
-def test_a_folder_without_a_run(make, tmp_path):
-    with pytest.raises(RunError, match=r"no run at \S*nowhere"):
-        compare(make("a"), tmp_path / "nowhere")
-
-
 @pytest.mark.parametrize(("last", "within"), [(41.0, True), (57.0, True), (58.0, False)])
 def test_a_run_on_another_machine_lies_within_what_the_seeds_let_expect(make, last, within):
     """The last rounds of three seeds are 38, 40 and 42, s = 2, and three readings share the 5 %.
@@ -149,8 +143,3 @@ def test_a_copy_of_a_run_is_no_further_seed(make):
     assert compare(one, again).within is None
     make("a", seed=3)
     assert "of 3 seeds" in compare(one, again).lines[-1]
-
-
-def test_another_row_has_no_say(make):
-    one, *_ = [make("a", accuracy=(*ACCURACY[:3], end), seed=n) for n, end in enumerate((40.0, 38.0, 42.0))]
-    assert compare(one, make("b", rounds=4, last_k=3)).within is None

@@ -6,8 +6,7 @@ import pytest
 
 from benchmark.config import Run, RunConfig, Runtime, identity, resolve
 from benchmark.registry import ClassSpec
-from benchmark.report import cost
-from benchmark.report.cost import measured_here, parts, summary
+from benchmark.report.status import measured_here, parts, rounds_left, summary
 from benchmark.runs.environment import machine
 from benchmark.runs.folder import RunFolder
 from run_folders import change
@@ -77,8 +76,8 @@ def test_a_run_in_progress_has_its_remaining_rounds_left(tmp_path):
     run.open(made, FACTS)
     for number in range(3):
         run.append({"round": number, "acc": 1.0})
-    assert cost.rounds_left(made, "running") == 7
-    assert cost.rounds_left(made, "stale") == 10  # it has no checkpoint
+    assert rounds_left(made, "running") == 7
+    assert rounds_left(made, "stale") == 10  # it has no checkpoint
     (run.path / "checkpoint.pt").write_bytes(b"")
     run.saved(2)
-    assert cost.rounds_left(made, "stale") == 8
+    assert rounds_left(made, "stale") == 8

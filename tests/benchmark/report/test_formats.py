@@ -2,27 +2,16 @@
 
 import pandas as pd
 
-from benchmark.report.formats import cell_text, csv_text, latex_table, latex_text, markdown, numeric, pipe_table
+from benchmark.report.formats import csv_text, latex_table, markdown, pipe_table
 
 
-def test_only_columns_of_numbers_become_numbers() -> None:
-    """Printed ones too; not those that are named."""
-    frame = pd.DataFrame({"n": ["1", None], "word": ["1", "none"], "id": ["1", "2"]})
-    assert [column.dtype == float for _, column in numeric(frame, ["id"]).items()] == [True, False, False]
-
-
-def test_texts_of_single_values() -> None:
-    assert [cell_text(value) for value in (None, float("nan"), 0.5, 3, "a")] == ["", "", "0.50", "3", "a"]
-    assert latex_text("±−²") == "$\\pm$$-$²"
-    assert latex_text("p < 0.001 > |a|") == "p $<$ 0.001 $>$ $|$a$|$"  # LaTeX's own fonts have others there
-    assert pipe_table(["a"], [["x|y\nz"]]).splitlines()[-1] == r"| x\|y z |"
-
-
-def test_a_label_for_references_has_only_what_latex_takes_there() -> None:
-    """A percent sign would begin a comment, and leave the brace open."""
-    frame = pd.DataFrame({"method": ["a"]})
-    assert r"\label{tab:text-board-1-News-10-}" in latex_table(frame, "", "text-board-1-News (10%)")
-    assert r"\label{tab:rscfed-paper-1_b}" in latex_table(frame, "", "rscfed-paper-1_b")
+def test_latex_has_signs_of_its_own_fonts_and_comments_of_one_line() -> None:
+    text = latex_table(["one\ntwo"], ["p < 0.001"], [["**±–Δ** 5 %"]])
+    assert (
+        text.startswith("% one two\n")
+        and r"\textbf{$\pm$--$\Delta$} 5 \%" in text
+        and r"p \ensuremath{<} 0.001" in text
+    )
 
 
 def test_a_label_is_no_formula_in_a_spreadsheet() -> None:

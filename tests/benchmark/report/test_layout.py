@@ -1,14 +1,9 @@
 """The published layout: what stands where, what is folded away, and that no text is taken for markup."""
 
 import re
-from dataclasses import replace
 from typing import Any
 
-import pandas as pd
-
-from benchmark.report.formats import texts
-from benchmark.report.layout import Layout, Rendered
-from benchmark.report.tables import render
+from benchmark.report.tables import Page, render
 from benchmark.runs.states import RunState
 from benchmark.suites.suite import Suite
 
@@ -44,7 +39,7 @@ def suite() -> Suite:
     )
 
 
-def rendered(values: dict[tuple[str, str, str], float], scale: str = "paper") -> Rendered:
+def rendered(values: dict[tuple[str, str, str], float], scale: str = "paper") -> Page:
     """The table with both seeds of these rows, by data set, method and size."""
     toy = suite()
     plan = toy.plan(scale)
@@ -64,33 +59,25 @@ def rendered(values: dict[tuple[str, str, str], float], scale: str = "paper") ->
 def test_methods_are_rows_and_data_sets_with_metrics_are_columns() -> None:
     """A column with one value in all rows is a fact below; only what tells rows apart stays."""
     table = rendered({("A", "mine", "s"): 51.0})
-    layout = table.layout
-    assert layout.heads == ("method", "net size")
-    assert layout.columns == (("A", "acc"), ("A", "auc"), ("B", "acc"), ("B", "auc"))
-    assert [keys for keys, _ in layout.rows] == [("mine", "s"), ("mine", "l"), ("other", "s"), (HOSTILE, "s")]
-    first = layout.rows[0][1]
-    assert [line and (line.row.dataset, line.metric, line.ours) for line in first] == [
-        ("A", "acc", 51.0),
-        ("A", "auc", 90.0),
-        ("B", "acc", None),
-        ("B", "auc", None),
-    ]
+    assert table.places == [("A", "acc"), ("A", "auc"), ("B", "acc"), ("B", "auc")]
+    assert list(table.rows) == [("mine", "s"), ("mine", "l"), ("other", "s"), (HOSTILE, "s")]
+    assert [table.rows["mine", "s"][place]["ours"] for place in table.places] == [51.0, 90.0, None, None]
+    assert "| method   | net size   | A acc" in table.markdown
     assert table.facts["split"] == "iid" and "net size" not in table.facts
+    assert len(table.frame) == 16
 
 
 def test_what_was_not_run_is_one_sentence() -> None:
     """Rows of one method are told apart in it; the cells that are left keep their published values."""
     table = rendered({("A", "mine", "s"): 51.0, ("A", "other", "s"): 40.0})
-    shown = table.layout.only_run()
-    assert shown.columns == (("A", "acc"), ("A", "auc")) and [keys[0] for keys, _ in shown.rows] == ["mine", "other"]
-    assert table.layout.untouched() == f"Not run: all of B; the rows mine l, {HOSTILE}."
     text = table.markdown
+    assert "Not run: all of B; the rows mine l, a|b" in text and "B acc" not in text
     assert "| 51.00 ± 0.00 (2)<br>50.0 (+1.0, ± 0.00) " in text and "<br>50.0 (-10.0, ± 0.00) " in text
     assert "Open: " not in text  # no control, so no lead is printed
     both = rendered({("A", "mine", "s"): 51.0, ("B", "other", "s"): 40.0})
     assert "| –<br>50.0 " in both.markdown and "not available" not in both.markdown
     full = {(d, m, s): 50.0 for d in "AB" for m, s in (("mine", "s"), ("mine", "l"), ("other", "s"), (HOSTILE, "s"))}
-    assert rendered(full).layout.untouched() == "" and "Not run" not in rendered(full).markdown
+    assert "Not run" not in rendered(full).markdown
 
 
 def test_a_terminal_shows_a_column_per_data_set() -> None:
@@ -117,52 +104,20 @@ def test_data_sets_that_a_scale_runs_as_one_share_a_column() -> None:
     assert "40.0" in row and "41.0" in row
 
 
-def test_a_data_set_that_stands_in_is_named() -> None:
-    """At another scale than the paper's, unless it is the published one in another spelling."""
-    table = rendered({}, "quick")
-    assert table.data_label("A") == "digits (as A)" and rendered({}).data_label("A") == "A"
-    assert (
-        replace(
-            table, cells=tuple(replace(cell, row=replace(cell.row, dataset="Digits")) for cell in table.cells)
-        ).data_label("Digits")
-        == "Digits"
-    )
-
-
-def test_labels_tell_all_rows_apart() -> None:
-    """By the names of the columns, too, where their values are not enough."""
-    rows = [(("mine", "1", ""), ()), (("mine", "", "1"), ()), (("other", "1", ""), ())]
-    assert Layout(("method", "M", "K"), (), tuple(rows[1:])).labels() == ["mine", "other"]
-    assert Layout(("method", "M", "K"), (), tuple(rows)).labels() == ["mine M 1", "mine K 1", "other M 1"]
-
-
-def test_the_long_form_has_every_row() -> None:
-    assert len(rendered({}).frame) == 16
-
-
 def test_latex_escapes_everything_and_says_the_scale() -> None:
     table = rendered({("A", HOSTILE, "s"): 51.0, ("A", "mine", "l"): 49.0}, "quick")
     text = table.latex
+    assert r"\toprule" in text and r"\bottomrule" in text and "digits (as A) acc" in text
+    assert r"51.00 $\pm$ 0.00 (2) [50.0]" in text and "% scale: quick (own protocol)\n" in text
     assert r"a$|$b\_c \& 5\% \textbackslash{}input\{x\} \$\textbackslash{}frac" in text and r"\input" not in text
-    assert r"51.00 $\pm$ 0.00 (2) [50.0]" in text and r"\toprule" in text and r"\bottomrule" in text
-    assert "digits (as A) acc" in text and r"\label{tab:toy-quick-1}" in text
-    assert "Scale quick (own protocol)." in text
     assert not re.search(r"[^\x00-\x7f]", re.sub("(?m)^%.*$", "", text))
-    assert rendered({}).latex.startswith("% Table 1: One: nothing has been run.\n")
-
-
-def test_a_line_break_does_not_end_a_comment() -> None:
-    table = rendered({("A", "mine", "s"): 51.0}, "quick")
-    text = replace(table, facts={**table.facts, "scale": "quick (one\ntwo)"}).latex
-    assert "% scale: quick (one two)\n" in text
+    assert rendered({}).latex.startswith("% Table 1: One\n") and "tabular" not in rendered({}).latex
 
 
 def test_readings_stand_below_with_two_decimals() -> None:
-    """Any frame will do: numbers, texts, gaps."""
-    frame = pd.DataFrame({"mean_rank": [1.0, 2.345], "method": ["x|y", None], "n": [3, 4]})
-    assert texts(frame).to_numpy().tolist() == [["1.00", "x|y", "3"], ["2.35", "", "4"]]
-    assert list(texts(frame)) == ["mean rank", "method", "n"]
-    assert rendered({("A", "mine", "s"): 51.0}).readings.to_dict("records") == [
-        {"method": "mine", "net_size": "s", "data set": "A"}
-        | dict.fromkeys(("best round", "last round", "mean of the last 5 rounds or 6 rounds"), 51.0)
-    ]
+    heads, _, line = rendered({("A", "mine", "s"): 51.0}).markdown.partition("readings</summary>")[2].split("\n")[2:5]
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in (heads, line)]
+    read = ("best round", "last round", "mean of the last 5 rounds or 6 rounds")
+    assert dict(zip(*cells, strict=True)) == {"method": "mine", "net size": "s", "data set": "A"} | dict.fromkeys(
+        read, "51.00"
+    )

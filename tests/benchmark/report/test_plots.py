@@ -1,7 +1,6 @@
-"""Learning curves: what is drawn, how runs are called, and what is refused."""
+"""Learning curves and effects: what is drawn, how runs are called, and what is refused."""
 
 import json
-import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_rgba
 from matplotlib.image import imread
 
 from benchmark.cli import main
 from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import ClassSpec
 from benchmark.report import plots
-from benchmark.report.frame import rounds_of
 from benchmark.runs.folder import RunFolder
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
@@ -60,17 +59,6 @@ def texts(legend: Any) -> list[str]:
     return [text.get_text() for text in legend.get_texts()]
 
 
-def test_cost_is_counted_from_the_first_round(tmp_path: Path) -> None:
-    """Rounds between two evaluated ones cost as much as the second."""
-    rows = [
-        {"round": 1, "acc": 1.0, "bytes_up": 10, "bytes_down": 20, "timing": {"seconds": 2.0}},
-        {"round": 3, "acc": 1.0, "bytes_up": 30, "bytes_down": 60, "timing": {"seconds": 1.5}},
-    ]
-    curve(tmp_path, rows)
-    found = rounds_of(tmp_path / "0")
-    assert list(found["bytes"]) == [30, 90] and list(found["seconds"]) == [4.0, 7.0]
-
-
 def test_curves_hold_the_rows(tmp_path: Path, drawn: list[Any]) -> None:
     """One line per run, rounds from 0 as in the records; the file is a picture."""
     path = draw(ROWS, ["acc"], tmp_path / "curves.png")
@@ -87,15 +75,9 @@ def test_unknown_columns(tmp_path: Path) -> None:
     """The error lists the columns that hold numbers."""
     with pytest.raises(ConfigError, match=r"'share'.*acc, seconds"):
         draw(ROWS, ["acc", "share"], tmp_path / "curves.png")
-    with pytest.raises(ConfigError, match="no column to draw"):
-        draw(ROWS, [], tmp_path / "none.png")
+    with pytest.raises(ConfigError, match=r"'bytes'.*acc, seconds"):
+        draw(ROWS, ["acc"], tmp_path / "axis.png", "bytes")
     assert not list(tmp_path.glob("*.png"))
-
-
-def test_a_run_without_the_axis_is_not_drawn(tmp_path: Path, drawn: list[Any]) -> None:
-    draw(ROWS, ["acc"], tmp_path / "curves.png", "seconds")
-    (panel,) = drawn[0].axes
-    assert [line.get_label() for line in panel.lines] == ["one"]
 
 
 def test_rows_without_a_column_leave_a_gap(tmp_path: Path, drawn: list[Any]) -> None:
@@ -115,32 +97,6 @@ def test_seeds_are_averaged_over_the_rounds_that_all_have(tmp_path: Path, drawn:
     assert acc.lines[0].get_xydata().tolist() == [[0, 12], [1, 20]]
     assert acc.collections[0].get_paths()[0].vertices[:, 1].max() == 20 and len(acc.collections) == 1
     assert np.isnan(loss.lines[0].get_ydata()).tolist() == [True, False]
-
-
-@pytest.mark.parametrize("rounds", [1, 2, 5, 30])
-def test_few_rows_are_marked_and_rounds_are_whole(tmp_path: Path, drawn: list[Any], rounds: int) -> None:
-    """One evaluated round shows as a point."""
-    draw({"a": [{"round": r, "acc": 1.0 * r} for r in range(rounds)]}, ["acc"], tmp_path / "few.png")
-    (panel,) = drawn[0].axes
-    low, high = panel.get_xlim()
-    ticks = [tick for tick in panel.get_xticks() if low <= tick <= high]
-    assert ticks and all(tick == round(tick) for tick in ticks)
-    assert {line.get_marker() for line in panel.lines} == ({"o"} if rounds < 30 else {"None"})
-
-
-def test_many_runs_look_different(tmp_path: Path, drawn: list[Any]) -> None:
-    """Styles of lines cycle where colours repeat; the legend lies below the panel."""
-    draw({f"a rather long name {k}": ROWS["one"] for k in range(25)}, ["acc"], tmp_path / "runs.png")
-    figure, panel = drawn[0], drawn[0].axes[0]
-    assert len({(line.get_color(), line.get_linestyle()) for line in panel.lines}) == 25
-    assert figure.legends[0].get_window_extent().y1 < panel.get_tightbbox().y0
-
-
-def test_svg_is_short(tmp_path: Path) -> None:
-    """Lines keep their points, to two decimals."""
-    path = draw({"one": [{"round": r, "acc": r / 7} for r in range(4)]}, ["acc"], tmp_path / "one.svg")
-    lines = re.findall(r' d="([^"]*)"', path.read_text())
-    assert max(len(decimals) for line in lines for decimals in re.findall(r"\.(\d+)", line)) == 2
 
 
 @pytest.fixture
@@ -169,24 +125,18 @@ def test_plot_labels(runs: list[str], drawn: list[Any]) -> None:
     ("arguments", "message"),
     [
         (["a", "b", "--labels", "one"], "--labels: 1 for 2 curves; give one per curve"),
-        (["a", "b", "--labels", "x,x"], "two curves are called 'x'; give them different names with --labels"),
-        (["a", "a"], "two curves are called 'a'"),
-        (["a", "/missing/run"], "there is no run at /missing/run; name folders that hold a record.json"),
-        ([], "plot: name folders of runs, or rows of a suite: --suite PAPER --row TABLE/DATASET/METHOD"),
+        (["a", "a"], "two curves are called 'a'; give them different names with --labels"),
+        (["a", "/missing/run"], "there is no run at /missing/run"),
         (["a", "--suite", "rscfed", "--row", "1/SVHN/rscfed"], "plot: name folders of runs, or rows of a suite"),
         (["--row", "1/SVHN/rscfed"], "plot: name folders of runs, or rows of a suite"),
-        (["--suite", "rscfed", "--row", "1/SVHN/rscfed"], "no complete run of 1/SVHN/rscfed/labelled=1/unlabelled=9"),
+        (["--suite", "rscfed", "--row", "1/SVHN/rscfed"], "no complete run of 1/SVHN/rscfed"),
         (["--suite", "rscfed", "--row", "1/SVHN/rscfd"], "unknown row '1/SVHN/rscfd'; did you mean '1/SVHN/rscfed'?"),
-        (["a", "--axis", "bytes"], "--axis bytes: choose one of round, bytes, seconds that the rows"),
-        (["a", "--out", "q.foo"], "--out q.foo: the suffix gives the format; use one of .png"),
-        (["a", "--out", "q"], "--out q: the suffix gives the format"),
-        (["a", "--out", "/nonexistent/q.png"], "--out /nonexistent/q.png: name a file"),
-        (["a", "--out", "folder.png"], "--out folder.png: name a file"),
+        (["a", "--out", "q"], "--out q: the suffix gives the format; use one of .png"),
+        (["a", "--out", "/nonexistent/q.png"], "/nonexistent/q.png: No such file"),
     ],
 )  # fmt: skip
 def test_bad_plots_are_one_line(runs: list[str], capsys: Any, arguments: list[str], message: str) -> None:
     """With what to do about it."""
-    Path("folder.png").mkdir()
     assert main(["plot", *arguments]) == 2
     out, err = capsys.readouterr()
     assert err.startswith("error: ") and message in err and err.count("\n") == 1 and "start over" not in err
@@ -230,7 +180,7 @@ def test_rows_of_a_suite(tmp_path: Path, drawn: list[Any]) -> None:
                 run.append({"round": number, "acc": 10.0 * seed * number, "bytes_up": number, "bytes_down": number})
             run.finish()
     curves = plots.read_suite_rows(suite, ["1/A/low/K=6", "1/A/high", "1/A/low/*"], "paper", str(tmp_path))
-    assert list(curves) == ["high", "low (K=5)", "low (K=6)"]
+    assert list(curves) == ["high", "1/A/low/K=5", "1/A/low/K=6"]
     assert {found["run"].nunique() for found in curves.values()} == {2}
     plots.learning_curves(curves, ["acc"], tmp_path / "curves.png", "bytes")
     (panel,) = drawn[0].axes
@@ -240,5 +190,76 @@ def test_rows_of_a_suite(tmp_path: Path, drawn: list[Any]) -> None:
     assert texts(drawn[0].legends[0]) == list(curves)
     named = plots.read_suite_rows(suite, ["1/A/high"], "paper", str(tmp_path), ["RSCFed"])
     assert list(named) == ["RSCFed"]
-    with pytest.raises(ConfigError, match=r"1/A/low/K=7 .*paper"):
+    with pytest.raises(ConfigError, match=r"no complete run of 1/A/low/K=7 "):
         plots.read_suite_rows(suite, ["1/A/low/K=7", "1/A/high"], "paper", str(tmp_path))
+
+
+FILLS = {to_rgba("white"): "hollow", to_rgba(plots.GRID): "grey"}
+COLUMNS = ["dataset", "method", "difference", "half_width", "bound", "clear", "failed"]
+EFFECTS = [
+    ("A", "base", np.nan, np.nan, False, False, 0),
+    ("A", "good", 5.0, 1.0, False, True, 0),
+    ("A", "bad", -2.0, 3.0, False, False, 0),
+    ("A", "all labels", 9.0, 2.0, True, False, 0),
+    ("B", "base", np.nan, np.nan, False, False, 0),
+    ("B", "good", 1.0, 2.0, False, False, 0),
+    ("B", "all labels", 7.0, 1.0, True, False, 0),
+]
+
+
+def panel(rows: Any = EFFECTS, title: str = "Labels somewhere") -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=COLUMNS).assign(setting=title, title=title, reference="base")
+
+
+def points(axes: Any) -> list[dict[str, Any]]:
+    """By data set, from the top of the legend: name of the row, difference, and how its point is filled."""
+    names = [tick.get_text() for tick in axes.get_yticklabels()]
+    return [
+        {
+            names[round(y)]: (x, FILLS.get(tuple(colour), "filled"))
+            for (x, y), colour in zip(drawn.get_offsets().data, drawn.get_facecolors(), strict=True)
+            if np.isfinite(x)
+        }
+        for drawn in axes.collections
+        if len(drawn.get_offsets()) == len(names)
+    ]
+
+
+def test_points_stand_at_their_rows_and_clear_ones_are_filled() -> None:
+    """Bounds are grey. The reference has none; a row that a data set lacks has none there."""
+    (axes,) = plots.draw_differences(panel()).axes
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["bad", "good", "all labels (bound)"]
+    first, second = points(axes)
+    assert first == {"bad": (-2.0, "hollow"), "good": (5.0, "filled"), "all labels (bound)": (9.0, "grey")}
+    assert second == {"good": (1.0, "hollow"), "all labels (bound)": (7.0, "grey")}
+
+
+def test_a_row_with_a_failed_run_stands_below_all_without_one() -> None:
+    """Whatever its other seeds say."""
+    rows = [(*row[:-1], int(row[:2] == ("B", "good"))) for row in EFFECTS]
+    (axes,) = plots.draw_differences(panel(rows)).axes
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["good", "bad", "all labels (bound)"]
+
+
+def test_intervals_reach_as_far_as_the_half_width() -> None:
+    (axes,) = plots.draw_differences(panel()).axes
+    bars = [line for drawn in axes.collections if hasattr(drawn, "get_segments") for line in drawn.get_segments()]
+    reach = {tuple(line[:, 0]) for line in bars if len(line) and np.isfinite(line).all()}
+    assert reach == {(4, 6), (-5, 1), (7, 11), (-1, 3), (6, 8)}
+
+
+def test_a_panel_per_setting_with_one_scale_and_one_colour_per_data_set() -> None:
+    only = panel([row for row in EFFECTS if row[0] == "B"], "Labels elsewhere")
+    above, below = plots.draw_differences(pd.concat([panel(), only])).axes
+    assert above.get_xlim() == below.get_xlim()
+    assert below.get_title(loc="left") == "Labels elsewhere: points above base"
+    edges = [axes.collections[-1].get_edgecolors()[0] for axes in (above, below)]
+    assert tuple(edges[0]) == tuple(edges[1]) == to_rgba("C1")
+
+
+def test_names_are_shown_as_they_are() -> None:
+    """A dollar sign begins no formula."""
+    lines = [(dataset, method.replace("good", "$\\frac{$"), *rest) for dataset, method, *rest in EFFECTS]
+    drawn = plots.draw_differences(panel(lines, "$^"))
+    assert "$\\frac{$" in [tick.get_text() for tick in drawn.axes[0].get_yticklabels()]
+    assert plots.svg_text(drawn) == plots.svg_text(plots.draw_differences(panel(lines, "$^")))

@@ -1,7 +1,6 @@
 """What ``status`` says about the runs of a plan, and the accuracy that tables report."""
 
 import io
-import json
 from dataclasses import replace
 
 import pytest
@@ -84,12 +83,6 @@ def test_a_narrow_terminal_shows_every_name_in_full(tmp_path, every_run):
     assert "…" not in text and max(map(len, text.splitlines())) <= 80
 
 
-def test_nothing_begun_is_no_second_table(tmp_path):
-    _, line, *totals = said(planned(tmp_path), every_run=False)
-    assert line.split() == ["4/A/low", "1", "MISSING"]
-    assert totals[:2] == ["1 MISSING", "1 run, 4 rounds; 4 rounds are left"]
-
-
 @pytest.mark.parametrize(("report", "value"), [("best", "60.00"), ("last", "30.00"), ("last_k_mean", "40.00")])
 def test_the_accuracy_is_the_reading_that_tables_report_and_is_named(tmp_path, report, value):
     one = planned(tmp_path, report)
@@ -106,42 +99,6 @@ def test_the_averaged_model_has_an_accuracy_at_the_end_only(tmp_path):
     lines = said(one, half)
     assert "acc (averaged)" in lines[0]
     assert lines[1].split()[3:5] == ["4/4", "71.00"] and lines[2].split()[3:5] == ["3/4", "4/A/low"]
-
-
-def test_an_unfinished_run_shows_the_reading_so_far(tmp_path):
-    one, none = planned(tmp_path), planned(tmp_path, seed=2)
-    run(one, rounds=3)
-    lines = said(one, none)
-    assert lines[1].split()[3:5] == ["3/4", "60.00"] and lines[2].split()[3:5] == ["0/4", "4/A/low"]
-
-
-def test_totals_say_what_is_left_and_how_long_it_takes(tmp_path):
-    """Judged by the record of the run that is complete; nothing is known about the one with other data."""
-    one, half, none = (planned(tmp_path, seed=seed) for seed in (1, 2, 3))
-    other = planned(tmp_path, clients=50)
-    run(one)
-    run(half, rounds=2)
-    for each, seconds in ((one, 4000.0), (half, 8000.0)):
-        file = each.folder / "record.json"
-        record = json.loads(file.read_text())
-        record["rounds"]["done"], record["timing"]["seconds"] = (4 if each is one else 2), seconds
-        file.write_text(json.dumps(record))
-    assert said(one, half, none, other)[-3:] == [
-        "4 runs, 16 rounds; 12 rounds are left",
-        "about 4.4 h for 8 of them, as measured on this machine",
-        "how long the other 4 take on this machine is unknown",
-    ]
-
-
-def test_a_changed_record_says_so(tmp_path):
-    one, changed = planned(tmp_path), planned(tmp_path, seed=2)
-    run(one)
-    run(changed)
-    record = changed.folder / "record.json"
-    record.write_text(record.read_text().replace("60.0", "99.9"))
-    lines = said(changed, one)
-    assert lines[1].split()[0] == "DAMAGED" and lines[2].split()[0] == "DONE" and lines[3] == "1 DONE, 1 DAMAGED"
-    assert "record.json has best.acc = 99.9, but the rows of metrics.jsonl give 60.0" in " ".join(lines)
 
 
 def test_a_damaged_run_does_not_hide_the_others(tmp_path):

@@ -2,20 +2,17 @@
 
 import csv
 import io
+import json
 import math
-import shutil
 
 import pandas as pd
 import pytest
 
-from benchmark.config import RunConfig, Runtime
+from benchmark.config import RunConfig
 from benchmark.registry import ClassSpec
-from benchmark.report.tables import (
-    last_rounds,
-    render,
-    write,
-)
-from benchmark.runs.folder import RunFolder
+from benchmark.report.formats import csv_text
+from benchmark.report.frame import last_rounds, long_frame, rounds_of
+from benchmark.report.tables import render, write
 from benchmark.runs.states import RunState
 from benchmark.suites.suite import Suite
 
@@ -103,7 +100,7 @@ FULL = {("low", s): 59.0 + s for s in (1, 2, 3)} | {("high", s): 68.0 + 0.5 * s 
 
 
 def lines(table):
-    return {(line["method"], line["metric"]): line for line in csv.DictReader(io.StringIO(table.csv))}
+    return {(line["method"], line["metric"]): line for line in csv.DictReader(io.StringIO(csv_text(table.frame)))}
 
 
 def test_means_intervals_and_the_three_readings():
@@ -117,27 +114,6 @@ def test_means_intervals_and_the_three_readings():
     assert "| low      | 61.00 ± 2.48 (3)<br>60.0 (+1.0, ± 4.97) " in table.markdown
 
 
-def test_the_averaged_model_is_a_fourth_reading_where_runs_have_one():
-    suite = toy()
-    suite.spec["base"]["set"]["average_last"], suite.report = 3, "averaged"
-    plan = suite.plan("quick")
-    runs = {
-        plan.run(row, seed).id: RunState(
-            "complete", {**record(60.0 + seed), "averaged": {"acc": 70.0 + seed, "rounds": 3}}
-        )
-        for row in suite.rows[:2]
-        for seed in (1, 2, 3)
-    }
-    plan.found = runs
-    (table,) = render(suite, plan, {})
-    low = lines(table)["low", "acc"]
-    assert (low["ours"], low["averaged"], low["best"]) == ("72.0000", "72.0000", "62.0000")
-    assert "all four readings" in table.markdown and "averaged model of the last 3 rounds" in table.markdown
-    assert "one model, the mean of the global weights of the last 3 rounds" in table.markdown
-    *_, plain = rendered("quick", FULL)
-    assert "averaged" not in plain.csv + plain.markdown and "all three readings" in plain.markdown
-
-
 def test_a_difference_is_taken_seed_by_seed():
     *_, table = rendered("paper", FULL | {("low", 2): None})
     gain = lines(table)["gain", "acc"]
@@ -146,25 +122,6 @@ def test_a_difference_is_taken_seed_by_seed():
         gain["published"] == "10.26" and gain["delta"] == "-2.2600" and (gain["status"], gain["note"]) == ("2 of 3", "")
     )
     assert len(gain["runs"].split()) == 6
-
-
-@pytest.mark.parametrize(
-    ("high", "status", "note"),
-    [
-        ((70.0, 70.5, 71.0), "holds", ""),  # 10, 9.5 and 9: up to 9.5 + 2.48
-        ((68.0, 68.5, 69.0), "smaller", ""),  # 8, 7.5 and 7: up to 7.5 + 2.48
-        ((60.5, 61.0, 61.5), "not seen", ""),  # 0.5, 0 and -0.5
-        ((59.0, 60.0, 61.0), "reversed", ""),
-        ((80.0, 71.0, 60.0), "open", "the interval contains both 0 and the printed lead"),  # 20, 10 and -2
-    ],
-)
-def test_the_status_follows_the_lead(high, status, note):
-    """The control has 60, 61 and 62; the paper prints 70.26 and 60.0, a lead of 10.26."""
-    values = {("high", seed): value for seed, value in enumerate(high, 1)}
-    table = rendered("paper", FULL | values)[2]
-    line = lines(table)["high", "acc"]
-    assert (line["status"], line["note"]) == (status, note)
-    assert ("Open: " in table.markdown) == bool(note) == (f"{note} (high SVHN acc" in table.markdown)
 
 
 def test_the_intervals_stand_beside_the_printed_values():
@@ -252,10 +209,8 @@ def test_a_metric_without_a_value_is_not_called_not_run():
     ("seeds", "done", "note"),
     [
         ([7, 8, 9], [7, 8, 9], "other seeds than the suite's"),
-        ([1, 2], [1, 2], "other seeds than the suite's"),
         ([1, 2, 3, 4], [1, 2, 3, 4], ""),
         ([1, 2, 3, 7], [1, 7], "other seeds than the suite's"),
-        ([1, 2, 3, 7], [1], "fewer than 3 seeds"),
         ([1, 2, 3, 7], [1, 2, 3], ""),
     ],
 )
@@ -281,9 +236,20 @@ def test_incomplete_and_failed_runs_are_said_aloud():
     _, plan, table = rendered("paper", {("high", 1): 70.0}, {("low", 1): "failed"})
     failed = next(key for key, run in plan.runs.items() if "4/SVHN/low" in run.cells)
     assert f"**1 of 6 runs complete**; failed: {failed}." in table.markdown
-    old = rendered("paper", {("high", 1): 70.0}, {("low", 1): "outdated"})[2]
-    assert f"**1 of 6 runs complete**; outdated: {failed}." in old.markdown
     assert "complete**" not in rendered("paper", FULL)[2].markdown
+
+
+def test_the_long_frame_has_a_line_for_each_run_row_reading_and_metric():
+    """One without a value where there is none."""
+    _, plan, _ = rendered("paper", {("high", 1): 70.0}, {("low", 1): "failed"})
+    frame = long_frame(plan)
+    done, others = frame[frame["state"] == "complete"], frame[frame["state"] != "complete"]
+    assert done.set_index(["reading", "metric"])["value"].to_dict() == {
+        (reading, metric): 90.0 if metric == "auc" else acc
+        for reading, acc in (("best", 70.0), ("last", 69.0), ("last_k_mean", 69.5))
+        for metric in ("acc", "auc")
+    }
+    assert len(others) == 5 and others["value"].isna().all() and list(others["state"]).count("failed") == 1
 
 
 def test_another_scale_is_not_compared_with_the_paper():
@@ -294,18 +260,6 @@ def test_another_scale_is_not_compared_with_the_paper():
     assert "<sub>60.0</sub>" in table.markdown and "digits (as SVHN)" in table.markdown
     assert "no comparison is meant" in table.markdown
     assert lines(table)["low", "acc"]["data"] == "digits"
-
-
-def test_the_network_is_named_with_its_arguments():
-    suite = toy()
-    suite.spec["base"]["set"] |= {"model": "wrn28_2", "model_args.depth": 10, "model_args.width": 1}
-    suite.spec["labels"]["high"] |= {"model_args.norm": "group"}
-    plan = suite.plan("quick")
-    plan.found = dict.fromkeys(plan.runs, RunState("missing"))
-    table = render(suite, plan, {})[0]
-    assert lines(table)["low", "acc"]["network"] == "wrn28_2 (depth=10, width=1)"
-    assert lines(table)["high", "acc"]["network"] == "wrn28_2 (depth=10, width=1, norm=group)"
-    assert "network: wrn28_2 (depth=10, width=1, norm=group); wrn28_2 (depth=10, width=1) (low);" in table.markdown
 
 
 def test_published_is_a_number_or_empty():
@@ -319,7 +273,7 @@ def test_published_is_a_number_or_empty():
     runs = {key: RunState("complete", record(70.0)) for key in plan.runs}
     plan.found = runs
     table = render(suite, plan, values)[0]
-    frame = pd.read_csv(io.StringIO(table.csv))
+    frame = pd.read_csv(io.StringIO(csv_text(table.frame)))
     assert frame["published"].dtype == float and frame["published"].isna().sum() == 2
     high = lines(table)["high", "acc"]
     assert (high["published"], high["status"]) == ("", "published: not available to us")
@@ -349,32 +303,11 @@ def test_pending_rows_and_published_spreads_are_shown():
         assert scale == "paper" or found["low", "acc"]["data"] == found["high", "acc"]["data"] == "digits"
 
 
-def test_another_scale_still_says_what_is_missing():
-    *_, table = rendered("quick", {}, {("high", 3): "running"})
-    text = " ".join(table.markdown.split())
-    assert "| high | running (1)<br><sub>70.26</sub> |" in text and "Not run: the row low." in text
-
-
-def test_every_table_names_its_provenance_and_rule():
-    paper, quick = rendered("paper", FULL)[2].markdown, rendered("quick", FULL)[2].markdown
-    for text in (paper, quick):
-        assert "data: digits; " in text and "rounds: 5; seeds: 1, 2, 3; " in text
-        assert "reading: the round of best test accuracy; " in text
-        assert "hardware: Some CPU, 2 of 8 cores per run; code: abc." in text
-        assert "mean of the last 2 rounds" in text and "`std` in the CSV (divisor n − 1)" in text
-    assert "scale: paper (the protocol)" in paper and "scale: quick (not the protocol)" in quick
-    assert "95 % prediction interval for one further run" in paper and "the row minus low, paired by seed" in paper
-    assert "**Scale quick: not the paper's protocol.**" in quick and "**Scale" not in paper
-
-
 @pytest.mark.parametrize(
     ("rounds", "every", "k", "told"),
     [
-        (200, 1, 10, "10 rounds"),
         (200, 5, 10, "10 rounds (2 of them evaluated)"),
-        (200, 5, 50, "50 rounds (10 of them evaluated)"),
         (101, 5, 3, "3 rounds (2 of them evaluated)"),
-        (4, 1, 10, "4 rounds"),
         (1, 1, 10, "1 round"),
         (4, 3, 10, "4 rounds (2 of them evaluated)"),
     ],
@@ -385,67 +318,24 @@ def test_tables_say_how_many_rounds_the_last_mean_rests_on(rounds, every, k, tol
     assert last_rounds(config) == told
 
 
-def test_files_change_only_with_the_records(tmp_path):
-    suite, _, table = rendered("quick", FULL)
-    changed = write(suite, "quick", [table], tmp_path)
-    assert [path.name for path in changed] == ["toy-quick.md", "toy-quick.csv", "toy-quick.tex"]
-    assert write(suite, "quick", [rendered("quick", FULL)[2]], tmp_path) == []
-    assert (tmp_path / "tables/toy-quick.md").read_text().startswith("# A toy paper\n\n### Table 4: Four\n")
-    less = rendered("quick", FULL | {("low", 1): None})[2]
-    assert len(write(suite, "quick", [less], tmp_path)) == 3
-
-
-def test_a_plan_reads_states_and_records_from_disk_once(tmp_path):
-    """What is complete is not read again."""
-    suite = toy()
-    plan = suite.plan("quick", runtime=Runtime(results_dir=str(tmp_path)))
-    done, cut, *_ = plan.runs.values()
-    run = RunFolder(done.folder)
-    run.open(done, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
-    run.append({"round": 4, "acc": 50.0, "bytes_up": 1, "bytes_down": 1})
-    run.finish()
-    RunFolder(cut.folder).open(cut)
-    assert [plan.found[key].state for key in list(plan.runs)[:3]] == ["complete", "stale", "missing"]
-    record = plan.found[done.id].record
-    assert record["best"]["acc"] == 50.0 and plan.found[cut.id].record is None
-    shutil.rmtree(cut.folder)
-    assert plan.found[cut.id].state == "stale"
-    plan.look_again()
-    assert plan.found[done.id].record is record and plan.found[cut.id].state == "missing"
-    text = render(suite, plan, {})[0].markdown
-    assert "50.00 (1 of 3)" in text and "**1 of 6 runs complete**" in text
-
-
 def test_ranked_tables_without_published_values():
-    """Best first, rows without a value last; there is no column of published values, and no verdict."""
+    """Best first, rows with failed runs last; there is no column of published values, and no verdict."""
     suite = toy()
     suite.spec |= {"published": None, "ranked": True}
-    suite.spec["tables"]["4"]["reference"] = "low"
+    suite.spec["tables"]["4"] |= {"reference": "low", "bounds": ["high"]}
     suite = Suite(suite.spec)
     plan = suite.plan("quick")
     at = {"high": 40.0, "low": 60.0}
-    runs = {
-        key: RunState("complete", record(at[cell.split("/")[-1]]))
-        for key, run in plan.runs.items()
-        for cell in run.cells[:1]
-    }
+    runs = {key: RunState("complete", record(at[run.cells[0].split("/")[-1]])) for key, run in plan.runs.items()}
     plan.found = runs
     page = render(suite, plan, suite.published())[0]
-    for shown in (list(page.frame["method"]), [keys[0] for keys, _ in page.layout.rows]):
-        assert [name for name in dict.fromkeys(shown) if name in at] == ["low", "high"]
+    assert list(dict.fromkeys(page.frame["method"]))[:2] == ["low", "high"] == [keys[0] for keys in page.rows][:2]
     assert "published" not in page.frame and "ublished" not in page.markdown
-    assert "The best row on the first data set stands first, rows with failed runs last." in page.markdown
-    assert "Bounds, which" not in page.markdown
+    assert "Bounds, which know more labels than a method may: high." in page.markdown
     low = next(key for key, run in plan.runs.items() if run.cells[0].endswith("low"))
     plan.found = {**runs, low: RunState("failed", None)}  # its other seeds are still above the other row's
-    failed = render(suite, plan, suite.published())[0]
-    assert [name for name in dict.fromkeys(failed.frame["method"]) if name in at] == ["high", "low"]
-    suite.spec["tables"]["4"]["bounds"] = ["high"]
-    bounded = Suite(suite.spec)
-    plan = bounded.plan("quick")
-    plan.found = runs
-    page = render(bounded, plan, {})[0]
-    assert "Bounds, which know more labels than a method may: high." in page.markdown
+    failed = list(render(suite, plan, suite.published())[0].frame["method"])
+    assert failed.index("high") < failed.index("low")
 
 
 def test_a_table_of_which_a_scale_has_no_row_says_why(tmp_path):
@@ -455,8 +345,18 @@ def test_a_table_of_which_a_scale_has_no_row_says_why(tmp_path):
     table = render(suite, plan, published(suite))[0]
     assert "Nothing of this table has been run." in table.markdown and "precision" not in table.markdown
     assert "not at this scale: low (not with" in table.markdown and table.frame.empty
-    assert all(line.startswith("% ") for line in table.latex.splitlines())
+    assert all(line.startswith("% ") for line in table.latex.strip().splitlines())
     assert len(write(suite, "quick", [table], tmp_path)) == 3
-    both = [rendered("quick", FULL)[2], table]
-    write(suite, "both", both, tmp_path)
-    assert (tmp_path / "tables/toy-both.csv").read_text() == both[0].csv
+    write(suite, "both", [rendered("quick", FULL)[2], table], tmp_path)
+    assert (tmp_path / "tables/toy-both.csv").read_text() == csv_text(rendered("quick", FULL)[2].frame)
+
+
+def test_cost_is_counted_from_the_first_round(tmp_path):
+    """Rounds between two evaluated ones cost as much as the second."""
+    rows = [
+        {"round": 1, "acc": 1.0, "bytes_up": 10, "bytes_down": 20, "timing": {"seconds": 2.0}},
+        {"round": 3, "acc": 1.0, "bytes_up": 30, "bytes_down": 60, "timing": {"seconds": 1.5}},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = rounds_of(tmp_path)
+    assert list(found["bytes"]) == [30, 90] and list(found["seconds"]) == [4.0, 7.0]

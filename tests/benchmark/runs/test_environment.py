@@ -4,24 +4,13 @@ import os
 
 import pytest
 
-from benchmark.runs.environment import asked_threads, cores, cpu_share, hardware, idle_cores, slow_precision
+from benchmark.runs.environment import asked_threads, cores, cpu_model, cpu_share, hardware, idle_cores
 
 
-@pytest.mark.parametrize(
-    ("text", "slow"),
-    [
-        ("model name\t: A\nflags\t\t: fpu avx512f\nmodel name\t: B\n", True),
-        ("model name\t: A\nflags\t\t: fpu avx512_bf16 amx_tile\n", False),
-        ("processor\t: 0\nFeatures\t: fp asimd bf16\n", False),
-        ("processor\t: 0\nFeatures\t: fp asimd\n", True),
-        ("nothing is known\n", False),
-    ],
-)
-def test_bfloat16_is_slow_on_a_processor_that_is_known_not_to_have_it(machine, text, slow):
+@pytest.mark.parametrize("text", ["model name\t: Some CPU 3 \nmodel name\t: B\n", "nothing is known\n"])
+def test_the_processor_is_called_as_the_system_calls_it(machine, text):
     machine.write(proc__cpuinfo=text)
-    assert bool(slow_precision("bf16-mixed")) == slow
-    assert ("with float16 itself (it has neither avx512_fp16" in slow_precision("16-mixed")) == ("is known" not in text)
-    assert slow_precision("32-true") == ""
+    assert (cpu_model() == "Some CPU 3") == ("model" in text) and cpu_model()
 
 
 @pytest.mark.parametrize(

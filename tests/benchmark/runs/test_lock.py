@@ -1,6 +1,5 @@
 """Locks of run folders: who holds one, who only looks."""
 
-import errno
 import fcntl
 import os
 import socket
@@ -17,7 +16,7 @@ from benchmark.runs.lock import RunLocked, holder, locked, run_lock
 from benchmark.runs.loggers import Mirror
 from benchmark.runs.records import read_record
 from benchmark.runs.states import state
-from run_folders import FACTS, RUN, change, flocked, row
+from run_folders import FACTS, RUN, flocked, row
 
 HOLD = """
 import pathlib, sys, time
@@ -73,15 +72,6 @@ def test_one_who_looks_does_not_keep_a_run_from_starting(tmp_path):
     timer.join()
 
 
-def test_a_lock_that_may_not_be_read_counts_as_free(tmp_path, monkeypatch):
-    def denied(*_):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    (tmp_path / "run.lock").touch()
-    monkeypatch.setattr(os, "open", denied)
-    assert not locked(tmp_path)
-
-
 def test_an_unlocked_folder(tmp_path):
     assert not locked(tmp_path / "nowhere") and holder(tmp_path / "nowhere") == {}
 
@@ -92,7 +82,6 @@ def another_host_finishes(path, monkeypatch):
     (path / "copy").write_text(lock.read_text())
     os.replace(path / "copy", lock)  # a file of its own: nobody holds it
     os.utime(lock, (0, 0))
-    change(path, lambda record: record["timing"].update(updated="2020-01-01T00:00:00.000+00:00"))
     with monkeypatch.context() as patch:
         patch.setattr(socket, "gethostname", lambda: "another-host")
         there = RunFolder(path)
@@ -106,21 +95,33 @@ def another_host_finishes(path, monkeypatch):
 
 def test_a_process_that_slept_while_another_host_finished_its_run_writes_nothing(tmp_path, monkeypatch):
     """Neither a row, nor a checkpoint, nor its failure, nor a heartbeat: the record stays complete."""
-    ours = RunFolder(tmp_path, heartbeat_s=0.01)
-    recorder = Recorder(ours, Mirror("off", tmp_path), 0.0)
+    ours = RunFolder(tmp_path, heartbeat_s=0)
+    recorder = Recorder(ours, Mirror("off", tmp_path, RUN.config.runtime, "quick"), 0.0)
     with ours.lock():
         ours.open(RUN, FACTS)
         ours.append(row(0))
-        ours.heartbeat_s = 1e9
-        time.sleep(0.05)
         another_host_finishes(tmp_path, monkeypatch)
         before = {file: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
-        ours.heartbeat_s = 0
         recorder.state = {"round": 1}
-        for write in (lambda: ours.append(row(1)), ours.beat, recorder.save, lambda: ours.rewind(0)):
+        for write in (lambda: ours.append(row(1)), lambda: ours.beat(2), recorder.save, lambda: ours.rewind(0)):
             with pytest.raises(RunLocked, match="taken this run over"):
                 write()
         ours.fail(RunLocked("taken over"), RUN)
-        time.sleep(0.05)
     assert {file: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()} == before
     assert read_record(tmp_path)["status"] == "complete" and state(tmp_path) == "complete"
+
+
+def test_a_heartbeat_touches_the_lock_until_another_process_has_it(tmp_path):
+    """Other hosts go by it; it must not keep the claim of another one alive."""
+    file = tmp_path / "run.lock"
+    with run_lock(tmp_path, heartbeat_s=0.01):
+        os.utime(file, (0, 0))
+        deadline = time.monotonic() + 20
+        while file.stat().st_mtime == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert file.stat().st_mtime > 0
+        file.write_text('{"pid": 4711, "host": "another-machine"}')
+        os.utime(file, (0, 0))
+        time.sleep(0.05)
+        assert file.stat().st_mtime == 0
+    assert holder(tmp_path)["pid"] == 4711

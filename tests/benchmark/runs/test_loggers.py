@@ -7,9 +7,8 @@ import pytest
 from lightning.pytorch.callbacks import LambdaCallback
 
 from benchmark.config import Run, RunConfig, Runtime
+from benchmark.launch.run import fit
 from benchmark.registry import ClassSpec
-from benchmark.run import fit
-from benchmark.runs.folder import RunFolder
 from benchmark.runs.loggers import (
     Mirror,
     callbacks,
@@ -18,6 +17,7 @@ from benchmark.runs.loggers import (
     mirror_run,
     mirror_tables,
 )
+from benchmark.runs.records import read_rows
 from datamodules.common.errors import ConfigError
 from runs import SHORT, configuration, interrupted
 
@@ -51,10 +51,10 @@ class Service:
         self.started.append(options)
         return self
 
-    def log(self, values, **options):
+    def log(self, values):
         if self.broken:
             raise RuntimeError(self.broken)
-        self.logged.append((values, options))
+        self.logged.append(values)
 
     def finish(self, exit_code):
         self.ends.append(exit_code)
@@ -66,6 +66,10 @@ def service(monkeypatch):
     made = Service()
     monkeypatch.setattr("wandb.init", made.init)
     return made
+
+
+def online(folder):
+    return Mirror("online", folder, Runtime(), "paper")
 
 
 @pytest.mark.parametrize("mode", ["off", "offline", "online"])
@@ -109,26 +113,26 @@ def test_offline_files_hold_rows_and_tables(tmp_path):
 
 
 def test_a_summary_has_each_number_by_itself_and_classes_have_names(tmp_path, service):
-    """``best/acc`` can be a column of W&B's list of runs; the confusion matrix is W&B's own chart."""
-    mirror = Mirror("online", tmp_path)
+    """``best/acc`` can be a column of W&B's list of runs; the confusion matrix is a table."""
+    mirror = online(tmp_path)
     mirror.row({"round": 0, "acc_by_class": [50.0, None]}, ["cat", "dog"])
     mirror.record(
         {**RECORD, "best": {"acc": 2.0, "acc_by_class": [1.0, 3.0]}, "confusion": ["5 1", "0 7"]}, ["cat", "dog"]
     )
     assert service.summary == {"final/acc": 1.0, "best/acc": 2.0, "bytes_up": 1, "bytes_down": 2}
-    (row, _), (pictures, _) = service.logged
-    assert row == {"acc_by_class/cat": 50.0}
-    cells = [["cat", "cat", 5], ["cat", "dog", 1], ["dog", "cat", 0], ["dog", "dog", 7]]
-    assert pictures["confusion"].table.data == cells
+    row, matrix = service.logged
+    assert row == {"acc_by_class/cat": 50.0, "trainer/global_step": 0}
+    assert matrix["confusion"].columns == ["true class", "cat", "dog"]
+    assert matrix["confusion"].data == [["cat", 5, 1], ["dog", 0, 7]]
 
 
 def test_the_step_is_the_round_also_after_a_resume(tmp_path, service):
-    """Without it W&B counts calls, from 0 again in every part of a run; and it keeps a row back until the next step."""
-    mirror = Mirror("online", tmp_path)
+    """Without it W&B counts calls, from 0 again in every part of a run."""
+    mirror = online(tmp_path)
     for number in (19, 29):
         mirror.row({"round": number, "acc": 1.0, "timing": {"seconds": 0.5}})
     values = {"acc": 1.0, "timing/seconds": 0.5}
-    assert service.logged == [(values, {"step": number, "commit": True}) for number in (19, 29)]
+    assert service.logged == [{**values, "trainer/global_step": number} for number in (19, 29)]
 
 
 def test_runs_and_tables_are_filed_where_the_options_say(tmp_path, service):
@@ -141,30 +145,26 @@ def test_runs_and_tables_are_filed_where_the_options_say(tmp_path, service):
     assert {init["resume"] for init in service.started} == {"allow"}, (
         "or `wandb sync` overwrites the first part of a run"
     )
-    tables = [name for values, _ in service.logged for name in values if "table" in name]
+    tables = [name for values in service.logged for name in values if "table" in name]
     assert tables == ["toy-paper/table 1"], "an empty one is no table"
 
 
-@pytest.mark.parametrize(("mode", "at_once"), [("offline", 0), ("online", 1)])
-def test_an_offline_run_starts_with_its_first_row(tmp_path, service, mode, at_once):
+def test_a_run_starts_with_its_first_row(tmp_path, service):
     """Once; one that has nothing to hold is not started at all."""
-    with Mirror(mode, tmp_path) as mirror:
-        assert len(service.started) == at_once
+    with online(tmp_path) as mirror:
+        assert not service.started
         mirror.row({"round": 0})
         mirror.row({"round": 1})
-        assert len(service.started) == 1
-    with Mirror(mode, tmp_path):
+    with online(tmp_path):
         pass
-    assert len(service.started) == 1 + at_once
+    assert len(service.started) == 1 and service.ends == [0]
 
 
 def test_a_mirror_that_breaks_on_the_way_is_one_warning(tmp_path, service):
-    mirror = Mirror("online", tmp_path)
     service.broken = "no network"
-    with pytest.warns(UserWarning, match="no network") as caught:
+    with pytest.warns(UserWarning, match="no network") as caught, online(tmp_path) as mirror:
         for number in range(3):
             mirror.row({"round": number})
-        mirror.close()
     assert len(caught) == 1
 
 
@@ -184,7 +184,7 @@ def test_the_csv_logger_keeps_the_rounds_before_a_resume(tmp_path):
     fit(config)
     rounds = [line.split(",") for line in (path / "csv/metrics.csv").read_text().splitlines()]
     step = rounds[0].index("step")
-    assert [int(row[step]) for row in rounds[1:]] == [row["round"] for row in RunFolder(path).rows()]
+    assert [int(row[step]) for row in rounds[1:]] == [row["round"] for row in read_rows(path)]
     assert len(rounds) == config.config.rounds + 1
 
 

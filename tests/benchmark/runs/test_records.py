@@ -20,7 +20,8 @@ def averaged_run(path, reading):
     folder.open(Run.of(replace(RUN.config, average_last=3)), FACTS)
     for number in range(4):
         folder.append(row(number))
-    return folder.finish(reading)
+    folder.finish(reading)
+    return folder.record
 
 
 def test_the_averaged_reading_is_sealed_by_the_digest_and_kept_from_runs_without_it(tmp_path):
@@ -33,7 +34,7 @@ def test_the_averaged_reading_is_sealed_by_the_digest_and_kept_from_runs_without
         read_record(tmp_path / "with")
     with pytest.raises(RunError, match="averaged is empty"):
         averaged_run(tmp_path / "without", None)
-    assert "averaged" not in whole_run(tmp_path / "plain").record()
+    assert "averaged" not in whole_run(tmp_path / "plain").record
 
 
 @pytest.mark.parametrize("reading", ["final", "best", "last_k_mean", "averaged"])
@@ -78,7 +79,7 @@ def test_a_row_has_percentages_and_finite_numbers(tmp_path, text):
 
 def test_equal_runs_have_equal_digests(tmp_path):
     """Wall-clock and hardware are not part of it; everything else is."""
-    first, second = (whole_run(tmp_path / name).record() for name in ("a", "b"))
+    first, second = (whole_run(tmp_path / name).record for name in ("a", "b"))
     assert first["schema_version"] == 2 and len(first["digest"]) == 64
     assert first["digest"] == second["digest"]
     rows = records.read_rows(tmp_path / "a")
@@ -90,7 +91,7 @@ def test_equal_runs_have_equal_digests(tmp_path):
 
 def test_a_record_of_an_older_version_stays_valid(tmp_path):
     """It has no digest; its readings still have to follow from its rows."""
-    record = whole_run(tmp_path).record()
+    record = whole_run(tmp_path).record
     del record["digest"], record["skipped"]
     record["schema_version"] = 1
     (tmp_path / "record.json").write_text(json.dumps(record))
@@ -113,7 +114,7 @@ def test_all_committed_records_are_what_their_rows_say():
 def test_a_damaged_line_in_the_middle_is_an_error(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text(f'{{"round": 0, "acc": 1.0}}\n{line}\n{{"round": 2}}\n')
     with pytest.raises(RunError, match="line 2 "):
-        RunFolder(tmp_path).rows()
+        records.read_rows(tmp_path)
 
 
 def test_readings_take_each_metric_over_the_rows_that_have_it():
@@ -137,7 +138,7 @@ def test_accuracies_by_class_are_a_metric_of_every_reading():
 
 
 def test_validate_names_everything_that_is_wrong(tmp_path):
-    good = whole_run(tmp_path).record()
+    good = whole_run(tmp_path).record
     validate(good, "here")
     bad = {**good, "run_id": 5, "rounds": None}
     del bad["config"]
@@ -147,7 +148,7 @@ def test_validate_names_everything_that_is_wrong(tmp_path):
         ({"status": "done"}, "status"),
         ({"status": "failed"}, "error is empty"),
         ({"final": None, "data_sha256": None}, "final, data_sha256 is empty"),
-        ({"schema_version": 9}, "schema 9 .* 2;"),
+        ({"schema_version": 9}, "schema_version.* 2"),
         ({"environment": {"code_versions": "abc"}}, r"environment\.code_versions"),
         ({"timing": {"seconds": float("nan")}}, r"timing\.seconds"),
     ):

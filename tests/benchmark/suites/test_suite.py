@@ -6,13 +6,13 @@ import pytest
 
 from benchmark.cli import main
 from benchmark.config import Runtime, run_id
-from benchmark.files import dump_yaml
 from benchmark.report.tables import LEFT, RIGHT
 from benchmark.suites import suite
 from benchmark.suites.plan import control_of, operands
 from benchmark.suites.schema import COLUMNS
 from benchmark.suites.suite import LAYERS, Suite
 from datamodules.common.errors import ConfigError
+from datamodules.common.yaml import dump_yaml
 from toy_suite import SUITE
 
 

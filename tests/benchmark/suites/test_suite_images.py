@@ -6,8 +6,8 @@ import pytest
 
 from benchmark.board.admit import candidates
 from benchmark.config import Run, Runtime, apply, from_dict, identity, resolve
-from benchmark.run import fit
-from benchmark.runs.folder import RunFolder
+from benchmark.launch.run import fit
+from benchmark.runs.records import read_record
 from papers import load
 from runs import setting
 
@@ -88,5 +88,5 @@ def test_a_row_runs_a_round_on_grey_images(name: str, tmp_path: Path) -> None:
     values = apply(identity(config), {**small, "scale": "custom"})
     runtime = Runtime(devices=1, accelerator="cpu", threads=1, results_dir=str(tmp_path / "results"), wandb="off")
     path = fit(Run.of(from_dict(values)).replace(runtime=runtime))
-    record = RunFolder(path).record()
+    record = read_record(path)
     assert record["status"] == "complete" and 0 <= record["final"]["acc"] <= 100

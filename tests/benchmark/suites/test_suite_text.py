@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmark.config import Run, Runtime, apply, from_dict, identity
-from benchmark.run import fit
-from benchmark.runs.folder import RunFolder
+from benchmark.launch.run import fit
+from benchmark.runs.records import read_record
 from datamodules.io import text
 from papers import load
 from runs import setting
@@ -81,5 +81,5 @@ def test_every_row_runs_a_round_on_features(
         results_dir=str(tmp_path / "results"), wandb="off",
     )  # fmt: skip
     path = fit(Run.of(from_dict(values)).replace(runtime=runtime))
-    record = RunFolder(path).record()
+    record = read_record(path)
     assert record["status"] == "complete" and 0 <= record["final"]["acc"] <= 100

@@ -8,7 +8,7 @@ import pytest
 
 from benchmark.arguments import build
 from benchmark.config import Run, Runtime, from_dict
-from benchmark.run import fit
+from benchmark.launch.run import fit
 from benchmark.runs.records import read_record
 from benchmark.suites import suite
 from methods import models

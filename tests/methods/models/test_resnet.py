@@ -1,14 +1,19 @@
-"""ResNet-18: both stems, released initial weights, pretrained weights."""
+"""ResNets against the released networks: stems, initial weights, pretrained weights."""
 
+import math
 from urllib.error import URLError
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from datamodules.common.errors import DataError
+from golden_files import load
 from methods.models import build
 from methods.models.resnet import ResNet18
+
+# --- ResNet-18
 
 
 def test_resnet_stems_keep_or_reduce_the_resolution():
@@ -86,3 +91,115 @@ def test_imagenet_weights_are_loaded_except_for_stem_and_head(monkeypatch):
     cifar = ResNet18(7, stem="cifar", pretrained=True).backbone
     assert cifar.conv1.weight.shape == (64, 3, 3, 3)
     assert torch.equal(cifar.layer4[1].conv2.weight, stored["layer4.1.conv2.weight"])
+
+
+# --- ResNet-8
+
+
+def test_resnet8_matches_the_released_network():
+    """Equal layers in equal order, under names of our own where they differ; the sine has a phase per entry."""
+    case = load("allclients/resnet8")["cases"][0]
+    out = case["outputs"]
+    model = build("resnet8", 10).double()
+    state = model.state_dict()
+    assert [list(v.shape) for v in state.values()] == [shape for _, shape in case["inputs"]["state_dict_order"]]
+    floating = {k: v for k, v in state.items() if v.is_floating_point()}
+    with torch.no_grad():
+        for k, (name, v) in enumerate(floating.items()):
+            s = torch.sin(0.1 * torch.arange(1, v.numel() + 1, dtype=torch.float64) + k)
+            if name.endswith("running_mean"):
+                value = 0.05 * s
+            elif name.endswith("running_var"):
+                value = 1 + 0.5 * s**2
+            elif v.ndim > 1:
+                value = s * math.sqrt(2 / v[0].numel())
+            else:
+                value = 0.1 * s if name.endswith("bias") else 1 + 0.1 * s
+            v.copy_(value.view(v.shape))
+    x = torch.sin(0.01 * torch.arange(2 * 3 * 32 * 32, dtype=torch.float64)).view(2, 3, 32, 32)
+
+    def check(tensor, name):
+        torch.testing.assert_close(tensor, torch.tensor(out[name], dtype=torch.float64), rtol=1e-6, atol=1e-8)
+
+    model.eval()
+    check(model.features(x)[:, :8], "feature_eval_first_8")
+    check(model(x), "logits_eval")
+    model.train()
+    logits = model(x)
+    check(logits, "logits_train")
+    check(model.bn1.running_mean[:4], "bn1_running_mean_after_first_4")
+    check(model.bn1.running_var[:4], "bn1_running_var_after_first_4")
+    loss = F.cross_entropy(logits, torch.tensor(case["inputs"]["labels"]))
+    assert loss.item() == pytest.approx(out["loss_train"], rel=1e-6)
+    loss.backward()
+    norms = [p.grad.norm().item() for p in model.parameters()]
+    assert norms == pytest.approx(list(out["grad_norms"].values()), rel=1e-6)
+
+
+# --- ResNet-9
+
+
+def test_resnet9_matches_the_released_network():
+    data = load("feddure/resnet9")
+    out = data["outputs"]
+    model = build("resnet9", 10).double()
+    state = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
+    assert [list(v.shape) for v in state.values()] == [shape for _, shape in data["inputs"]["state_dict_order"]]
+    with torch.no_grad():
+        for j, (name, v) in enumerate(state.items()):
+            i = torch.arange(v.numel(), dtype=torch.float64)
+            if name.endswith("running_mean"):
+                value = 0.05 * torch.sin(i + j)
+            elif name.endswith("running_var"):
+                value = 1 + 0.5 * torch.sin(i + j) ** 2
+            elif v.ndim > 1:
+                value = torch.sin(0.7 * i + j) * math.sqrt(2 / v[0].numel())
+            elif name.endswith("bias"):
+                value = 0.1 * torch.cos(i + j)
+            else:
+                value = 1 + 0.1 * torch.sin(i + j)
+            v.copy_(value.view(v.shape))
+    x = torch.sin(0.01 * torch.arange(2 * 3 * 32 * 32, dtype=torch.float64)).view(2, 3, 32, 32)
+
+    def check(tensor, name):
+        torch.testing.assert_close(tensor, torch.tensor(out[name], dtype=torch.float64), rtol=1e-8, atol=1e-10)
+
+    model.eval()
+    assert list(model.features(x).shape) == out["feature_dim"]
+    check(model(x), "logits_eval")
+    model.train()
+    logits = model(x)
+    check(logits, "logits_train")
+    check(model.prep[1].running_mean[:4], "prep_running_mean_after_one_train_forward")
+    loss = F.cross_entropy(logits, torch.tensor([1, 7]))
+    assert loss.item() == pytest.approx(out["loss_train_labels_1_7"], rel=1e-9)
+    loss.backward()
+    check(torch.stack([p.grad.norm() for p in model.parameters()]), "grad_norms_in_parameter_order")
+
+
+# --- ResNet-9 without norms
+
+
+def test_it_is_the_published_chain_of_layers():
+    """No bias, no normalisation; ReLU before every pooling, none after a sum."""
+    torch.manual_seed(3)
+    model = build("resnet9_plain", 10, width=4).double()
+    w = list(model.parameters())
+    assert [p.ndim for p in w] == [4] * 8 + [2]
+    x = torch.rand(2, 3, 32, 32, dtype=torch.float64)
+    h = F.conv2d(x, w[0], padding=1).relu()
+    h = F.max_pool2d(F.conv2d(h, w[1], padding=1).relu(), 2)
+    h = h + F.conv2d(F.conv2d(h, w[2], padding=1).relu(), w[3], padding=1).relu()
+    h = F.max_pool2d(F.conv2d(h, w[4], padding=1).relu(), 2)
+    h = F.max_pool2d(F.conv2d(h, w[5], padding=1).relu(), 2)
+    h = h + F.conv2d(F.conv2d(h, w[6], padding=1).relu(), w[7], padding=1).relu()
+    h = F.max_pool2d(h, 4).flatten(1)
+    torch.testing.assert_close(model(x), h @ w[8].T)
+
+
+def test_it_starts_from_a_cut_normal_law_of_variance_one_over_fan_in():
+    torch.manual_seed(0)
+    for weight in build("resnet9_plain", 10).parameters():
+        scaled = weight.detach() * weight[0].numel() ** 0.5
+        assert float(scaled.var()) == pytest.approx(1.0, rel=4 / weight.numel() ** 0.5)
+        assert float(scaled.abs().max()) < 2 / 0.8796

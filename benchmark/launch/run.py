@@ -11,12 +11,11 @@ from signal import SIGTERM
 
 import torch
 from lightning import Fabric
-from lightning.fabric.accelerators import ACCELERATOR_REGISTRY
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing.spawn import ProcessException
 
-from benchmark.config import Run, Runtime
+from benchmark.config import Run
 from benchmark.federation.assembly import check_values, make_data
 from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.continuing import go_on
@@ -24,9 +23,9 @@ from benchmark.launch.launchers import is_one_of_several, slurm_tasks, torchrun
 from benchmark.launch.placement import placed
 from benchmark.launch.process import enough_queues
 from benchmark.launch.recorder import is_complete
-from benchmark.launch.signals import STOPPED, stoppable, stoppable_in_one_call, stopping_children
+from benchmark.launch.signals import STOPPED, ended_by_signals, stoppable, stopping_children
 from benchmark.launch.worker import worker_main
-from benchmark.registry import imported, one_line, unknown
+from benchmark.registry import imported, one_line
 from benchmark.runs import loggers
 from benchmark.runs.environment import check_processes
 from benchmark.runs.folder import RunFolder
@@ -50,7 +49,6 @@ def fit(run: Run) -> Path:
         Stopped: ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP`` came; the run has saved the end of its last round.
     """
     with stoppable():
-        _check_options(run)
         return _fit(run)
 
 
@@ -61,23 +59,8 @@ def check(run: Run) -> None:
         ConfigError: ``runtime`` asks for what is not there, or a value is wrong.
         DataError: the data are missing, or the partition cannot be made.
     """
-    _check_options(run)
-    run, _ = _launchable(run)
+    _fabric(*_launchable(run))
     check_values(run)
-
-
-def _check_options(run: Run) -> None:
-    """Refuse what ``runtime`` names and is not there, also where nothing is left to run."""
-    rt = run.config.runtime
-    loggers.lightning_loggers(rt.logger, run.folder)
-    loggers.callback_classes(rt.callbacks)
-    known = {name: ACCELERATOR_REGISTRY[name]["accelerator"] for name in sorted(ACCELERATOR_REGISTRY)}
-    if rt.accelerator not in (*known, "gpu", "auto"):
-        raise unknown("accelerator", rt.accelerator, [*known, "gpu", "auto"])
-    if rt.accelerator in known and not known[rt.accelerator].is_available():
-        raise ConfigError(
-            f"--accelerator {rt.accelerator}: this machine has none that PyTorch can use; auto takes what is there"
-        )
 
 
 def _fit(run: Run) -> Path:
@@ -103,6 +86,7 @@ def _launchable(run: Run) -> tuple[Run, bool]:
     Raises:
         ConfigError: these processes are not those that the run asks for, or cannot be started here.
     """
+    loggers.callbacks(run.config.runtime.callbacks)
     started, tasks = torchrun(), slurm_tasks()
     if started:
         run = run.replace(runtime=replace(run.config.runtime, devices=started.local, num_nodes=started.nodes))
@@ -110,31 +94,20 @@ def _launchable(run: Run) -> tuple[Run, bool]:
     rt = run.config.runtime
     spawned = (rt.devices != 1 or rt.num_nodes != 1) and not (tasks or started)
     if tasks and not started:
-        _check_tasks(rt, tasks)
-    if spawned:
-        _check_spawned(rt)
-    return run, spawned
-
-
-def _check_tasks(rt: Runtime, tasks: int) -> None:
-    """Refuse a run of several processes where SLURM has started another number of them."""
-    asked = int(rt.devices) * rt.num_nodes
-    if asked not in (1, tasks):
-        raise ConfigError(
-            f"{rt.devices} devices on {rt.num_nodes} nodes are asked for, but SLURM started {tasks} tasks; "
-            "give one task per device (--ntasks), or --devices 1"
-        )
-
-
-def _check_spawned(rt: Runtime) -> None:
-    """Refuse processes that this one cannot start: on other nodes, or more than the machine can bear."""
-    if rt.num_nodes != 1:
+        asked = int(rt.devices) * rt.num_nodes
+        if asked not in (1, tasks):
+            raise ConfigError(
+                f"{rt.devices} devices on {rt.num_nodes} nodes are asked for, but SLURM started {tasks} tasks; "
+                "give one task per device (--ntasks), or --devices 1"
+            )
+    if spawned and rt.num_nodes != 1:
         raise ConfigError(
             f"{rt.num_nodes} nodes are asked for, but nothing has started this process on each of them; start it with "
             "SLURM's srun, or on every node with torchrun (docs/usage/cluster.md)"
         )
-    if rt.accelerator == "cpu":
+    if spawned and rt.accelerator == "cpu":
         check_processes("--devices", int(rt.devices))
+    return run, spawned
 
 
 def _fabric(run: Run, spawned: bool) -> Fabric:
@@ -168,7 +141,7 @@ def _launch(fabric: Fabric, run: Run, spawned: bool) -> None:
             with stopping_children():
                 fabric.launch(worker_main, pickle.dumps(run))  # type: ignore[arg-type]
         else:
-            with stoppable_in_one_call():
+            with ended_by_signals():
                 fabric.launch()
             worker_main(fabric, pickle.dumps(run))
     except ProcessException as exception:

@@ -1,4 +1,4 @@
-"""Console output of commands, and formatting of times and sizes."""
+"""Console output of commands, and formatting of times."""
 
 import re
 
@@ -31,11 +31,3 @@ def duration(seconds: float) -> str:
         return f"{seconds / 60:.0f} min"
     hours = seconds / 3600
     return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
-
-
-def size(num_bytes: float) -> str:
-    """Format an amount of memory for readers: ``12 kB``, ``3.4 MB`` or ``0.6 GB``."""
-    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-    unit, many = next((one for one in units if num_bytes >= 0.1 * one[1]), units[-1])
-    value = num_bytes / many
-    return f"{value:.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"

@@ -1,33 +1,17 @@
-"""Reading and writing the small files of a run: YAML, JSON without NaN, atomic replacement."""
+"""YAML as version 1.2 defines it, read strictly and written so that it is read alike."""
 
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from datamodules.common.errors import ConfigError
-from datamodules.common.files import read_bytes, regular, write_atomic
+from datamodules.common.files import read_bytes
 
 MOST_DEEP = 100  # levels of a YAML text
 LONG = 10_000  # characters, too few to crash the parser
-
-
-def read_text(path: Path, errors: str = "strict") -> str:
-    """Read the text of a regular file in UTF-8; see ``regular``."""
-    return read_bytes(path).decode(errors=errors)
-
-
-def finite(value: Any) -> Any:
-    """Replace non-finite floats in plain data by ``None`` (JSON has no NaN)."""
-    if isinstance(value, Mapping):
-        return {str(k): finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
@@ -100,7 +84,7 @@ def read_yaml(path: Path, before: str = "") -> dict[str, Any]:
         ConfigError: it cannot be read, or see ``load_yaml``.
     """
     try:
-        text = read_text(path)
+        text = read_bytes(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{before} {path}: {getattr(error, 'strerror', None) or error}".strip()) from None
     return load_yaml(text, str(path))
@@ -109,18 +93,6 @@ def read_yaml(path: Path, before: str = "") -> dict[str, Any]:
 def read_value(text: str) -> Any:
     """Parse one value as in a YAML file."""
     return load_yaml(f"value: {text}", f"value '{text}'")["value"]
-
-
-def problem(error: ValidationError, most: int = 1) -> str:
-    """Describe the first validation errors: their locations and messages."""
-    told = []
-    for one in error.errors(include_url=False, include_input=False)[:most]:
-        place, message = ".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")
-        if one["type"] == "missing":
-            told.append(f"{place} is missing")
-        else:
-            told.append(f"{place}: {message[0].lower()}{message[1:]}" if place else message)
-    return "; ".join(told)
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc,unused-ignore]
@@ -172,28 +144,3 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc,unused-ignore]
 for _first, _rules in _Loader.yaml_implicit_resolvers.items():
     for _tag, _rule in _rules:
         _Dumper.add_implicit_resolver(_tag, _rule, [_first])
-
-
-def write_changed(texts: Mapping[Path, str]) -> list[Path]:
-    """Write the files whose text has changed, and return them."""
-    changed = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    for path in changed:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, texts[path])
-    return changed
-
-
-__all__ = [
-    "dump_yaml",
-    "finite",
-    "load_yaml",
-    "problem",
-    "read_bytes",
-    "read_text",
-    "read_value",
-    "read_yaml",
-    "regular",
-    "with_entries",
-    "write_atomic",
-    "write_changed",
-]

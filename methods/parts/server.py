@@ -1,0 +1,238 @@
+"""The server of SemiFL, (FL)2 and FedDB: it trains on labels, measures batch statistics and takes momentum steps."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from functools import partial
+from math import cos, pi
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from datamodules.base import FSSLDataModule, Scenario, SiteData
+from datamodules.common.errors import ConfigError
+from datamodules.partition.roster import Roster
+from methods.base import FedMethod, Pass, Site, Stream, Upload
+from methods.models.norm import reestimate
+from methods.parts.aggregation import State, weighted_mean
+
+LABELLED_BATCH, BATCH = 10, 2048
+
+
+class RoundSchedule(FedMethod):
+    """One rate per round, the same at the server and at the clients.
+
+    Args:
+        model: the network.
+        lr_schedule: ``cosine``: ``lr (1 + cos(pi r / T)) / 2`` in 0-based round r of T; or ``constant``.
+        nesterov: Nesterov momentum of the clients.
+        clip_norm: total gradient norm allowed before weight decay is added; ``None`` never clips.
+        local_epochs: passes over a client's data per visit.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr_schedule: Literal["cosine", "constant"] = "cosine",
+        nesterov: bool = True,
+        clip_norm: float | None = 1.0,
+        local_epochs: int = 5,
+        **base: Any,
+    ) -> None:
+        super().__init__(model, nesterov=nesterov, clip_norm=clip_norm, local_epochs=local_epochs, **base)
+
+    def learning_rate(self) -> float:
+        """Return the rate of the visit's round."""
+        return self.scheduled(float(self.hparams.lr))
+
+    def scheduled(self, rate: float) -> float:
+        """Apply ``lr_schedule`` to a rate in the visit's round."""
+        if self.hparams.lr_schedule == "constant":
+            return rate
+        return 0.5 * rate * (1.0 + cos(pi * self.visit.round / self.visit.rounds))
+
+
+class ServerMomentum(RoundSchedule):
+    """Aggregation with server momentum, and a learning-rate schedule over rounds (SemiFL, (FL)2, FedDB).
+
+    Args:
+        model: the network.
+        server_momentum: momentum of ``momentum_step``; it applies to parameters, buffers are averaged. 0: plain
+            average.
+    """
+
+    scopes = {"velocity": "server"}
+    uploads_needed = "mean"
+    retired = {"aggregation": "uniform"}
+
+    def __init__(
+        self,
+        model: nn.Module,
+        server_momentum: float = 0.5,
+        **base: Any,
+    ) -> None:
+        super().__init__(model, **base)
+        self.velocity = resting_copy(model)
+
+    def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
+        """Weigh all clients that return an upload alike."""
+        return [1.0] * len(uploads)
+
+    @torch.no_grad()
+    def aggregate(self, uploads: Sequence[Upload]) -> None:
+        """Average, then apply the server's momentum; tensors that no client returned stay unchanged."""
+        mean = weighted_mean([upload.tensors for upload in uploads], self.weights(uploads))
+        if self.hparams.server_momentum:
+            sent = {name: p for name, p in self.model.named_parameters() if f"model.{name}" in mean}
+            average = {name: mean[f"model.{name}"] for name in sent}
+            velocity = dict(self.velocity.named_parameters())
+            moved, pace = momentum_step(sent, average, velocity, self.hparams.server_momentum)
+            mean |= {f"model.{name}": value for name, value in moved.items()}
+            mean |= {f"velocity.{name}": value for name, value in pace.items()}
+        self.load_tensors(mean)
+
+
+def momentum_step(
+    sent: State, mean: State, velocity: State, momentum: float
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """``M <- momentum M + (W - mean)``, ``W <- W - M``: SGD with rate 1 on the clients' average displacement.
+
+    Args:
+        sent: the global model W that the clients started from, by name.
+        mean: the weighted mean of the returned models.
+        velocity: M; zeros before the first aggregation.
+        momentum: 0 gives the mean itself, up to rounding.
+
+    Returns:
+        The new W and the new M.
+    """
+    pace = {name: momentum * velocity[name] + (sent[name] - mean[name]) for name in sent}
+    return {name: sent[name] - pace[name] for name in sent}, pace
+
+
+def resting_copy(model: nn.Module) -> nn.Module:
+    """Return a frozen copy of the network with all parameters 0: the velocity before the first step."""
+    copied = copy.deepcopy(model).requires_grad_(False)
+    with torch.no_grad():
+        for value in copied.parameters():
+            value.zero_()
+    return copied
+
+
+class StaticNorms(FedMethod):
+    """Compute the statistics of static batch norm on images of the federation (SemiFL, (FL)2: "sBN").
+
+    They are the labelled images, in batches of 10, then the pool of all clients in stored order, in batches of 2048. It
+    costs nothing for networks without static norms.
+    """
+
+    retired = {"sbn_scope": "all", "sbn_order": "class_sorted", "sbn_batch": BATCH}
+
+    @torch.no_grad()
+    def refresh_norm(self, data: FSSLDataModule) -> None:
+        """Compute the statistics for this round's evaluation and the next round's pseudo-labels."""
+        with self.autocast():
+            reestimate(self.model, self.norm_batches(data), view=partial(data.take, "test"), spread=self.spread)
+
+    def norm_batches(self, data: FSSLDataModule) -> Iterator[Tensor]:
+        """Yield the positions of the images used for the statistics, batch by batch."""
+        yield from batches(all_labelled(data), LABELLED_BATCH)
+        yield from batches(data.pool(), BATCH)
+
+
+class LabelsAtServer(StaticNorms):
+    """Fine-tune the global model on the server's labels, if any, in every round (SemiFL, (FL)2).
+
+    Args:
+        model: the network.
+        server_epochs: passes over the server's labels per round, with weak views and mean cross-entropy.
+        server_batch_size: samples per step at the server.
+        server_pretrain: how often this routine runs before the first round (with the same optimiser state).
+    """
+
+    scenario: ClassVar[Scenario] = "server"
+
+    needs_labels: ClassVar[bool] = False
+    """Whether the server must hold labels, as the clients use none."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        server_epochs: int = 5,
+        server_batch_size: int = 10,
+        server_pretrain: int = 0,
+        **base: Any,
+    ) -> None:
+        super().__init__(model, **base)
+
+    def server_step(self, server: Site) -> None:
+        """Fine-tune on the server's labels, if any; before the first round ``server_pretrain`` times.
+
+        Raises:
+            ConfigError: ``needs_labels``, and the server has none.
+        """
+        if not len(server.data.labelled):
+            if self.needs_labels:
+                raise ConfigError("the server has no labels to train on; set data.scenario=server and data.num_labels")
+            return
+        work = [Pass({"labelled": self.server_stream(server.data)})] * self.hparams.server_epochs
+        for _ in range(self.hparams.server_pretrain if server.visit.before_first_round else 1):
+            server.fit(work)
+
+    def server_stream(self, data: SiteData) -> Stream:
+        """Return the server's labelled images in batches of ``server_batch_size``."""
+        h, fields = self.hparams, {"y": data.labels}
+        return Stream(data.labelled, h.server_batch_size, self.views["labelled"], fields, min_batch=h.min_batch)
+
+
+class NormChoices(StaticNorms):
+    """Static batch norm with the choices that repositories and papers differ in.
+
+    Args:
+        model: the network.
+        sbn_scope: images used: the labelled images and the pool of ``all`` clients, or those of the round's ``active``
+            clients, one client after the other.
+        sbn_order: ``class_sorted``: see ``StaticNorms``; ``dataset``: one stream, the labelled images first, then the
+            pool in the order of the data set.
+        sbn_batch: images per batch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sbn_scope: Literal["all", "active"] = "all",
+        sbn_order: Literal["class_sorted", "dataset"] = "class_sorted",
+        sbn_batch: int = BATCH,
+        **base: Any,
+    ) -> None:
+        super().__init__(model, **base)
+        self.active: list[int] | None = None
+
+    def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
+        """Draw as the roster does, and store the draw for the norm statistics."""
+        cohorts = super().select_clients(round, roster)
+        self.active = sorted(set().union(*cohorts))
+        return cohorts
+
+    def norm_batches(self, data: FSSLDataModule) -> Iterator[Tensor]:
+        """Yield the positions of the images that ``sbn_*`` name, batch by batch."""
+        h = self.hparams
+        if h.sbn_scope == "active" and self.active:
+            clients = [data.client(k) for k in self.active]
+            parts = [(torch.cat([client.labelled, client.unlabelled]), h.sbn_batch) for client in clients]
+        elif h.sbn_order == "dataset":
+            parts = [(torch.cat([all_labelled(data), data.pool().sort().values]), h.sbn_batch)]
+        else:
+            parts = [(all_labelled(data), LABELLED_BATCH), (data.pool(), h.sbn_batch)]
+        for index, size in parts:
+            yield from batches(index, size)
+
+
+def all_labelled(data: FSSLDataModule) -> Tensor:
+    """Positions of the labelled images of the server and of all clients."""
+    return torch.cat([data.server.labelled, *(data.client(k).labelled for k in range(data.num_clients))])
+
+
+def batches(index: Tensor, size: int) -> Iterator[Tensor]:
+    """Yield the parts of an index of this size; the last one may be smaller."""
+    return (batch for batch in torch.split(index, size) if len(batch))
