@@ -63,7 +63,7 @@ class FSSLDataModule(L.LightningDataModule):
         split_classes: classes that the Dirichlet draw spreads; images of later ones go to nobody. Default: all.
         shuffle: shuffle the classes before the Dirichlet cuts and the clients' images after them (FedDB, (FL)2: no).
         labelled_pick: which client becomes labelled client 0 (see ``partition.pick_labelled``).
-        picked: how many clients that rule moves to the front; default: see ``labels_at_partial_clients``.
+        picked: how many clients that rule moves to the front; default: ``labelled_clients``, or 1 if all are labelled.
         labelled_from: keep the labelled client of the partition over this many clients.
         labelled_histogram: class counts that client 0 is forced to.
         labelled_min_per_class: the labelled clients (the ``picked`` ones, where these are fewer) hold so many images of
