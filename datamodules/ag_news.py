@@ -16,14 +16,13 @@ from datamodules.common.errors import BenchError, ConfigError, DataError
 from datamodules.common.files import made_once
 from datamodules.io import text
 from datamodules.io.npz import read_npz, write_npz
-from datamodules.io.sources import Arrays, sha256_of
+from datamodules.io.sources import STORED, Arrays, sha256_of
 from datamodules.views.pipelines import WEAK_COPIES
 
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 FOLDERS = ("ag_news_csv", "ag_news", ".")
 BACK_TRANSLATION = "ag_news_back_translation.npz"
 LISTED = "ag_news_texts.txt"
-ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 KEPT = "1"  # version of the cached arrays; changes when the same options produce different arrays
 TEST_DIGEST = "13f335964e1d1061da023de993c5aae9517f09ca9fe515cc0ab412e97d900c0d"
 """``digest`` of the sorted keys of the test texts."""
@@ -94,7 +93,7 @@ class AGNews(FSSLDataModule):
         def make() -> None:
             arrays = self._made(root)
             told = json.dumps({"sha256": arrays.sha256, "provenance": self.provenance})
-            write_npz(path, {name: getattr(arrays, name) for name in ARRAYS} | {"told": np.array(told)})
+            write_npz(path, {name: getattr(arrays, name) for name in STORED} | {"told": np.array(told)})
 
         if not path.exists():
             text_files(root)  # refuses a folder without texts before anything is written there
@@ -102,7 +101,7 @@ class AGNews(FSSLDataModule):
         kept = read_npz(path, remedy="Delete it to have it made again")
         told = json.loads(str(kept["told"]))
         self.provenance = told["provenance"]
-        train, labels, test, test_labels = (kept[name] for name in ARRAYS)
+        train, labels, test, test_labels = (kept[name] for name in STORED)
         return Arrays(train, labels, test, test_labels, CLASSES, told["sha256"])
 
     def _made(self, root: Path) -> Arrays:

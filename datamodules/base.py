@@ -18,22 +18,19 @@ from datamodules.common.errors import BenchError, ConfigError, DataError, messag
 from datamodules.common.memory import available_bytes
 from datamodules.common.options import Scenario, check_options, check_switches
 from datamodules.common.plugins import place
-from datamodules.io.sources import Arrays, ArraysError, Images, channel_moments, random_split
+from datamodules.io.sources import STORED, Arrays, ArraysError, Images, channel_moments, random_split
 from datamodules.partition import partition as P
 from datamodules.partition.draw import shares, stream_seed
 from datamodules.partition.lists import Lists, Positions
 from datamodules.partition.roster import Roster
 from datamodules.partition.sites import HIDDEN, SiteData, Sites, keep_true_labels, true_labels
 from datamodules.views import loaders, pipelines
-from datamodules.views.augment import Geometry, View
+from datamodules.views.augment import FeatureView, Geometry, View
 from datamodules.views.batches import Batch
-from datamodules.views.checks import check_border, check_grey, check_labels, check_memory, layout_bytes
-from datamodules.views.features import FeatureView
+from datamodules.views.checks import check_border, check_grey, check_memory, layout_bytes
 
 BLOCK = 1024
 """Images of 32 x 32 pixels whose views are cut at once."""
-STORED = ("train_images", "train_labels", "test_images", "test_labels")
-"""What a data module keeps of ``Arrays``, as tensors."""
 
 
 class FSSLDataModule(L.LightningDataModule):
@@ -66,7 +63,7 @@ class FSSLDataModule(L.LightningDataModule):
         split_classes: classes that the Dirichlet draw spreads; images of later ones go to nobody. Default: all.
         shuffle: shuffle the classes before the Dirichlet cuts and the clients' images after them (FedDB, (FL)2: no).
         labelled_pick: which client becomes labelled client 0 (see ``partition.pick_labelled``).
-        picked: how many clients that rule moves to the front; default: see ``labels_at_partial_clients``.
+        picked: how many clients that rule moves to the front; default: ``labelled_clients``, or 1 if all are labelled.
         labelled_from: keep the labelled client of the partition over this many clients.
         labelled_histogram: class counts that client 0 is forced to.
         labelled_min_per_class: the labelled clients (the ``picked`` ones, where these are fewer) hold so many images of
@@ -118,37 +115,28 @@ class FSSLDataModule(L.LightningDataModule):
     zoom_size: ClassVar[int | None] = None  # before windows are cut; default: a quarter more than image_size
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    feature_dim: int | None = None
-    """Length of the feature vectors that take the place of images, known once they have been read."""
-
-    train_size: ClassVar[int] = 50_000
-    """About how many training images there are, for whoever plans a run; see ``expected_size``."""
-
+    feature_dim: int | None = None  # length of the feature vectors in place of images, once they have been read
+    train_size: ClassVar[int] = 50_000  # about how many training images there are; see expected_size
     provenance: Mapping[str, Any] = MappingProxyType({})  # what a record says of the data beside digests
 
+    # From ``setup`` on:
     knows_all: bool
-    """From ``setup`` on, whether the data set has a label for every training image: without, no metric that compares
-    with hidden labels is measured."""
-
+    """Whether the data set has a label for every training image: without, no metric that compares with hidden labels is
+    measured."""
     client_names: tuple[str, ...]
-    """From ``setup`` on, the clients' names; their numbers, where nobody names them."""
-
+    """The clients' names; their numbers, where nobody names them."""
     train_images: Tensor
-    """From ``setup`` on, all training images as read, in the form of ``Arrays``; ``take`` gives views of them."""
-
+    """All training images as read, in the form of ``Arrays``; ``take`` gives views of them."""
     train_labels: Tensor
-    """From ``setup`` on, int64 ``[num_images]``, the training labels that a site has, and ``HIDDEN`` for the others.
-    Metrics and records take all of them from ``datamodules.partition.sites.true_labels``."""
-
+    """The training labels that a site has, int64 ``[num_images]``, and ``HIDDEN`` for the others. Metrics and records
+    take all of them from ``datamodules.partition.sites.true_labels``."""
     test_images: Tensor
-    """From ``setup`` on, the test images as read, in the form of ``Arrays``."""
-
+    """The test images as read, in the form of ``Arrays``."""
     test_labels: Tensor
-    """From ``setup`` on, the test labels, int64."""
-
+    """The test labels, int64."""
     clients: Sites
-    """From ``setup`` on, what each client holds. A check may hand a client something else, ``clients[k] = site``, which
-    stays until the next ``place`` or ``overwrite``."""
+    """What each client holds. A check may hand a client something else, ``clients[k] = site``, which stays until the
+    next ``place`` or ``overwrite``."""
 
     def __init__(
         self,
@@ -204,9 +192,6 @@ class FSSLDataModule(L.LightningDataModule):
         check_switches(type(self), self.hparams)
         self.partition_seed = run_seed if partition_seed is None else partition_seed
         check_options({**self.hparams, "partition_seed": self.partition_seed})
-        for name in () if self.measured else ("num_classes", "mean", "std"):
-            if getattr(self, name, None) is None:
-                raise ConfigError(f"{type(self).__name__} must set the class attribute {name}")
         self.device = torch.device("cpu")
         self.dtype = torch.float32
         self.processes = 1
@@ -256,29 +241,19 @@ class FSSLDataModule(L.LightningDataModule):
         raise NotImplementedError
 
     def digests(self) -> Mapping[str, str]:
-        """SHA-256 of files that the options name and a user may change, as ``Arrays.sha256`` names them; default: none.
+        """SHA-256 of files that the options name and a user may change, as ``Arrays.sha256`` names them.
 
-        A complete run of other files is not taken for this one.
-
-        Raises:
-            DataError: the files are missing or cannot be read.
+        A complete run of other files is not taken for this one. Files that are missing or cannot be read are a
+        ``DataError``.
         """
         return {}
 
     def expected_size(self) -> int:
-        """About how many training images there are, found without decoding any.
-
-        Raises:
-            DataError: the data are not there.
-        """
+        """About how many training images there are; a ``DataError`` if the data are not there."""
         return self.train_size
 
     def about(self) -> str:
-        """Classes with their training images, test images, images without a label, and what was not read; in words.
-
-        Raises:
-            ConfigError: before ``setup``.
-        """
+        """Classes with their training images, test images, images without a label, and what was not read; in words."""
         self._require_setup()
         labels = true_labels(self).cpu()
         counts = torch.bincount(labels[labels != HIDDEN], minlength=self.num_classes).tolist()
@@ -295,19 +270,13 @@ class FSSLDataModule(L.LightningDataModule):
         self._arrays_read()
 
     def _arrays_read(self) -> Arrays:
-        """What ``read`` gives, looked at, and split anew if so asked.
-
-        Raises:
-            DataError: it fails, gives something else than ``Arrays``, or a label that the class does not know.
-        """
+        """What ``read`` gives, looked at, and split anew if so asked."""
         name = type(self).__name__
         try:
             arrays = self.read()
-        except ArraysError as error:
-            raise DataError(f"{name}.read: {error}") from error
-        except BenchError:
-            raise
         except Exception as error:
+            if isinstance(error, BenchError) and not isinstance(error, ArraysError):
+                raise
             raise DataError(f"{name}.read: {message_of(error)} ({place(error)})") from error
         if not isinstance(arrays, Arrays):
             raise DataError(f"{name}.read returned a {type(arrays).__name__}; return datamodules.io.sources.Arrays")
@@ -317,7 +286,10 @@ class FSSLDataModule(L.LightningDataModule):
             self._measure(arrays)
         if arrays.train_images.ndim == 3:
             self.feature_dim = arrays.train_images.shape[2]
-        check_labels(name, arrays, self.num_classes)
+        if len(arrays.class_names) != self.num_classes:
+            raise DataError(
+                f"{name}.read gives {len(arrays.class_names)} classes, but num_classes is {self.num_classes}"
+            )
         return arrays
 
     def setup(self, stage: str | None = None) -> None:
@@ -326,11 +298,10 @@ class FSSLDataModule(L.LightningDataModule):
             return
         arrays = self._arrays_read()
         name, h = type(self).__name__, self.hparams
-        needed = layout_bytes(arrays, self.views)
         if h.border:
             check_border(arrays, h.border, self.image_size)
         asked = {option: h[option] for option in ("side", "zoom") if h[option]}
-        check_memory(name, asked, needed, available_bytes(self.device), self.processes)
+        check_memory(name, asked, layout_bytes(arrays, self.views), available_bytes(self.device), self.processes)
         if h.channels == 1:
             check_grey(name, arrays)
         self.sha256, self.class_names = arrays.sha256, arrays.class_names
@@ -354,13 +325,7 @@ class FSSLDataModule(L.LightningDataModule):
             setattr(self, field, tensor)
 
     def place(self, device: torch.device, dtype: torch.dtype = torch.float32, processes: int = 1) -> None:
-        """Move the data to the device where batches are cut, and set the type of the views.
-
-        Args:
-            device: the device.
-            dtype: type of the views.
-            processes: how many processes lay the data out in the memory of this device.
-        """
+        """Move the data to ``device``, where ``processes`` lay them out and cut batches; ``dtype``: that of views."""
         self.device, self.dtype, self.processes = device, dtype, processes
         if self._ready:
             self._place()
@@ -390,22 +355,14 @@ class FSSLDataModule(L.LightningDataModule):
         self._place()
 
     def client(self, k: int) -> SiteData:
-        """What client ``k`` holds, counted from 0.
-
-        Raises:
-            ConfigError: there is no such client, or ``setup`` has not run.
-        """
+        """What client ``k`` holds, counted from 0; a ``ConfigError`` if there is no such client."""
         if not 0 <= k < self.num_clients:
             raise ConfigError(f"there is no client {k}: choose 0 to {self.num_clients - 1}; the server is data.server")
         return self.clients[k]
 
     @property
     def server(self) -> SiteData:
-        """What the server holds (labels only in scenario ``server``).
-
-        Raises:
-            ConfigError: before ``setup``.
-        """
+        """What the server holds (labels only in scenario ``server``)."""
         self._require_setup()
         return self._server
 
@@ -415,11 +372,7 @@ class FSSLDataModule(L.LightningDataModule):
 
     @property
     def num_clients(self) -> int:
-        """Registered clients.
-
-        Raises:
-            ConfigError: before ``setup``.
-        """
+        """Registered clients."""
         self._require_setup()
         return self.partition.num_clients
 
@@ -498,28 +451,11 @@ class FSSLDataModule(L.LightningDataModule):
         return self._pool
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """All clients' and the server's data at once, for a plain ``Trainer``: a method names its streams.
-
-        Any other ``LightningModule`` gets ``batch["labelled"]["x"]`` and ``["y"]``, or, with an attribute ``views`` as
-        methods have it, those streams, in batches of ``self.hparams.batch_size`` (64).
-
-        The order of an epoch follows its number and the run's seed, so a resumed fit meets the images as if it had not
-        stopped. Every process of a ``Trainer`` walks over all of them: several devices are not faster than one.
-
-        Batches have what ``FedMethod.streams`` gives, and nothing that ``local_work`` prepares for a client's visit.
-
-        Raises:
-            ConfigError: no ``Trainer`` fits a module on this data; or, in training, a step asks for what only a
-                client's visit prepares.
-        """
+        """All clients' and the server's data at once, for a plain ``Trainer``; see ``loaders.train_loader``."""
         return loaders.train_loader(self)
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        """Test views ``x`` and labels ``y`` in batches of the module's ``eval_batch``, for a plain ``Trainer``.
-
-        Raises:
-            ConfigError: no ``Trainer`` tests a module on this data.
-        """
+        """Test views and labels in batches, for a plain ``Trainer``; see ``loaders.test_loader``."""
         return loaders.test_loader(self)
 
     def _seen(self, images: Tensor) -> Tensor:

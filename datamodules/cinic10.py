@@ -6,10 +6,7 @@ import numpy as np
 
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import DataError
-from datamodules.io import sources
-from datamodules.io.sources import Arrays, Content, FileLayout
-
-FOLDERS = ("cinic10", "CINIC-10")
+from datamodules.io.sources import Arrays, Content, decoded, load
 
 
 class CINIC10(FSSLDataModule):
@@ -26,12 +23,13 @@ class CINIC10(FSSLDataModule):
 
     def read(self) -> Arrays:
         """Read the cache ``cinic10.npz``, else the folders ``train`` and ``test`` of ``cinic10`` or ``CINIC-10``."""
-        return sources.load(
+        return load(
             "cinic10",
             self.hparams.data_dir,
-            [FileLayout((f"{folder}/train", f"{folder}/test"), read_folders, slow=True) for folder in FOLDERS],
-            None,
+            [[f"{folder}/train", f"{folder}/test"] for folder in ("cinic10", "CINIC-10")],
+            read_folders,
             "Get CINIC-10.tar.gz (doi:10.7488/ds/2448), unpack it into a folder cinic10, and move it",
+            slow=True,
         )
 
 
@@ -41,12 +39,13 @@ def read_folders(root: Path, folders: list[Path]) -> Content:
     Raises:
         DataError: the parts do not have the same classes.
     """
-    classes = [sorted(path.name for path in folder.iterdir() if path.is_dir()) for folder in folders]
-    if classes[0] != classes[1]:
-        raise DataError(f"the classes of {folders[0].name} are {classes[0]}, those of {folders[1].name} {classes[1]}")
+    from torchvision.datasets.folder import find_classes, make_dataset
+
+    classes, other = (find_classes(folder)[0] for folder in folders)
+    if classes != other:
+        raise DataError(f"the classes of {folders[0].name} are {classes}, those of {folders[1].name} {other}")
     content = []
     for folder in folders:
-        files = [sorted(folder.joinpath(name).glob("*.png"), key=lambda file: file.name) for name in classes[0]]
-        content.append(sources.squares([file for part in files for file in part], 32))
-        content.append(np.repeat(np.arange(len(files)), [len(part) for part in files]))
-    return content[0], content[1], content[2], content[3], classes[0]
+        samples = make_dataset(folder, extensions=".png")
+        content += [decoded([Path(file) for file, _ in samples], 32, 32), np.array([label for _, label in samples])]
+    return *content, classes

@@ -1,10 +1,27 @@
 """MNIST: 28 x 28 grey images of handwritten digits, given to networks as 32 x 32 with three equal channels."""
 
+import gzip
+import hashlib
+import struct
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from datamodules.base import FSSLDataModule
-from datamodules.io import sources
-from datamodules.io.sources import Arrays
+from datamodules.common.errors import DataError
+from datamodules.common.files import read_bytes
+from datamodules.io.sources import Arrays, Content, Folder, load
+
+MD5 = {
+    "train-images-idx3": "6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1": "a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3": "2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1": "27ae3e4e09519cfbb04c329615203637",
+}
+"""MD5 of the unpacked files."""
 
 
 class MNIST(FSSLDataModule):
@@ -25,5 +42,50 @@ class MNIST(FSSLDataModule):
         super().__init__(flip=flip, **base)
 
     def read(self) -> Arrays:
-        """See ``sources.mnist``."""
-        return sources.mnist(self.hparams.data_dir)
+        """Images 28x28x1 in their order; the files' content must be the published one."""
+        return read_mnist("MNIST", self.hparams.data_dir, tuple("0123456789"), list(MD5.values()))
+
+
+def read_mnist(
+    kind: str,
+    data_dir: Folder,
+    classes: Sequence[str],
+    md5: Sequence[str | None] = (None,) * len(MD5),
+    more: Sequence[str] = (),
+) -> Arrays:
+    """Read a data set in MNIST's four files, gzipped or not.
+
+    Args:
+        kind: torchvision's class, which downloads it.
+        data_dir: see ``sources.load``.
+        classes: the classes' names.
+        md5: MD5 of the files' content, where it is checked.
+        more: where else a file may lie, with ``{}`` for the part.
+    """
+    from torchvision import datasets
+
+    def read(root: Path, files: list[Path]) -> Content:
+        train, train_labels, test, test_labels = map(_idx, files, md5)
+        return train[..., None], train_labels, test[..., None], test_labels, classes
+
+    places = [f"{kind}/raw/{{}}-ubyte", f"{kind}/raw/{{}}-ubyte.gz", *more]
+    return load(
+        kind.lower().replace("fashion", "fashion_"),
+        data_dir,
+        [[place.format(part) for part in MD5] for place in places],
+        read,
+        f"Run torchvision.datasets.{kind}('.', download=True) where there is a network and copy {kind}",
+        fetch=lambda root: getattr(datasets, kind)(root, download=True),
+    )
+
+
+def _idx(file: Path, md5: str | None) -> NDArray[np.uint8]:
+    """Read an IDX file of bytes, gzipped or not; its content must have the MD5, if one is given."""
+    data = gzip.decompress(read_bytes(file)) if file.suffix == ".gz" else read_bytes(file)
+    if md5 and (found := hashlib.md5(data, usedforsecurity=False).hexdigest()) != md5:
+        raise DataError(f"the content of {file.name} has the MD5 {found} instead of {md5}")
+    start, kind, axes = struct.unpack_from(">HBB", data)
+    if (start, kind) != (0, 8):
+        raise DataError(f"{file.name} is not an IDX file of bytes")
+    shape = struct.unpack_from(f">{axes}I", data, 4)
+    return np.frombuffer(bytearray(data), np.uint8, offset=4 + 4 * axes).reshape(shape)

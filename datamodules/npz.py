@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from datamodules.base import FSSLDataModule
 from datamodules.io import own
-from datamodules.io.npz import lengths
+from datamodules.io.npz import read_npz
 from datamodules.io.sources import Arrays
 
 
@@ -45,7 +45,7 @@ class Npz(FSSLDataModule):
 
     def expected_size(self) -> int:
         """Training images that the file has, with or without a label."""
-        return sum(lengths(self._file(), {"train_images", *own.EXTRA[:2]}).values())
+        return sum(map(len, read_npz(self._file(), {"train_labels", *own.UNLABELLED}).values()))
 
     def _file(self) -> Path:
         return own.located(self.hparams.file, self.hparams.data_dir, "file")

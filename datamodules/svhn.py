@@ -1,8 +1,9 @@
 """SVHN: 32 x 32 crops of house numbers; digit 0 is class 0."""
 
+from pathlib import Path
+
 from datamodules.base import FSSLDataModule
-from datamodules.io import sources
-from datamodules.io.sources import Arrays
+from datamodules.io.sources import Arrays, Content, load
 
 
 class SVHN(FSSLDataModule):
@@ -14,5 +15,20 @@ class SVHN(FSSLDataModule):
     std = (0.19803012, 0.20101562, 0.19703614)
 
     def read(self) -> Arrays:
-        """See ``sources.svhn``."""
-        return sources.svhn(self.hparams.data_dir)
+        """Images 32x32x3 in the order of the two files, which torchvision reads."""
+        from torchvision import datasets
+
+        def read(root: Path, files: list[Path]) -> Content:
+            train, test = (datasets.SVHN(root, split) for split in ("train", "test"))
+            images = [part.data.transpose(0, 2, 3, 1) for part in (train, test)]
+            return images[0], train.labels, images[1], test.labels, "0123456789"
+
+        return load(
+            "svhn",
+            self.hparams.data_dir,
+            [["train_32x32.mat", "test_32x32.mat"]],
+            read,
+            "Run torchvision.datasets.SVHN('.', split, download=True) for the splits 'train' and 'test' where "
+            "there is a network and copy the two .mat files",
+            fetch=lambda root: [datasets.SVHN(root, split, download=True) for split in ("train", "test")],
+        )

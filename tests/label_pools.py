@@ -1,8 +1,12 @@
-"""Labels to spread over clients, and lists of positions."""
+"""Labels to spread over clients, partitions of them, and lists of positions."""
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
+from numpy.random import RandomState
+
+from datamodules.digits import Digits
+from datamodules.partition.scenarios import Draw
 
 derandomised = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -13,6 +17,11 @@ def sorted_labels(counts):
 
 def lists(parts):
     return [part.tolist() for part in parts]
+
+
+def drawn(labels, num_clients, seed, **options):
+    """One partition by these options of a data module, among the defaults."""
+    return Draw({**Digits().hparams, "num_clients": num_clients, **options}, labels, RandomState(seed)).partition()
 
 
 @st.composite

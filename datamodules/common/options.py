@@ -43,10 +43,15 @@ def check_options(options: Mapping[str, Any]) -> None:
     for name, least in LEAST.items():
         if options[name] is not None and not options[name] >= least:
             raise ConfigError(f"data.{name} is {options[name]}; it must be at least {least}")
-    if not 0 <= options["labelled_holdout"] < 1:
-        raise ConfigError(f"data.labelled_holdout is {options['labelled_holdout']}; it is a share, 0 to below 1")
-    if not 0 <= options["flip"] <= 1:
-        raise ConfigError(f"data.flip is {options['flip']}; it is a probability, 0 to 1")
+    fraction = options["label_fraction"]
+    for name, fits, what in (
+        ("labelled_holdout", 0 <= options["labelled_holdout"] < 1, "a share, 0 to below 1"),
+        ("label_fraction", fraction is None or 0 < fraction <= 1, "a share, above 0 to 1"),
+        ("flip", 0 <= options["flip"] <= 1, "a probability, 0 to 1"),
+        ("beta", 0 < options["beta"] < 1e300, "a concentration, above 0 and finite"),
+    ):
+        if not fits:
+            raise ConfigError(f"data.{name} is {options[name]}; it is {what}")
     for name in ("mean", "std", "test_mean", "test_std"):
         if options[name] is not None:
             _check_constants(name, options[name], options["channels"])
@@ -83,6 +88,12 @@ def _check_together(options: Mapping[str, Any]) -> None:
             f"with data.hidden_labels=pooled all images of a client count as labelled, and with "
             f"data.union_mode={options['union_mode']} some of them twice: choose data.union_mode=none"
         )
+    for name in ("validation", "balanced_holdout"):
+        if options["partition_file"] and options[name]:
+            raise ConfigError(
+                f"data.{name}={options[name]} holds images back from a draw, and data.partition_file="
+                f"{options['partition_file']} says who has which: leave one out"
+            )
     if options["labelled_holdout"] and options["balanced_holdout"]:
         raise ConfigError(
             f"data.labelled_holdout={options['labelled_holdout']} and "

@@ -2,7 +2,6 @@
 
 import zipfile
 from collections.abc import Collection, Mapping
-from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -46,24 +45,6 @@ def read_npz(
         raise
     except Exception as error:  # NumPy, zipfile and zlib have their own exceptions
         raise DataError(f"{file} cannot be read as .npz: {message_of(error)}. {remedy}") from error
-
-
-def lengths(file: Path, names: AbstractSet[str]) -> dict[str, int]:
-    """The lengths of arrays of an ``.npz`` file, from their headers alone.
-
-    Raises:
-        DataError: see ``read_npz``.
-    """
-    found = {}
-    try:
-        with open(file, "rb", opener=regular) as stream, zipfile.ZipFile(stream) as archive:
-            for name in names & {entry.removesuffix(".npy") for entry in archive.namelist()}:
-                with archive.open(f"{name}.npy") as content:
-                    np.lib.format.read_magic(content)
-                    found[name] = np.lib.format.read_array_header_1_0(content)[0][0]
-    except Exception as error:
-        raise DataError(f"{file} cannot be read as .npz: {message_of(error)}") from error
-    return found
 
 
 def write_npz(path: Path, arrays: Mapping[str, ArrayLike]) -> None:

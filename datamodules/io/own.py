@@ -11,20 +11,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from datamodules.common.errors import ConfigError, DataError, message_of
+from datamodules.common.errors import ConfigError, DataError
 from datamodules.common.memory import available_bytes
 from datamodules.io import sources
 from datamodules.io.npz import read_npz
-from datamodules.io.sources import FIELDS, Arrays, ArraysError, Images
+from datamodules.io.sources import FIELDS, Arrays, ArraysError
 from datamodules.partition.sites import HIDDEN
 from datamodules.views.checks import check_memory
 
 DECODING = 2  # version of what stands in a cache
-PARTS = ("train", "test")
-EXTRA = ("unlabelled_images", "unlabeled_images", "client_ids")
-"""Further arrays of a file."""
+UNLABELLED = ("unlabelled_images", "unlabeled_images")
+"""Arrays of a file whose images have no label."""
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 
@@ -80,13 +78,13 @@ def npz(file: Path, test_fraction: float, clients_in: str | None = None) -> Arra
             label is outside 0..C-1.
     """
     digests = npz_digest(file)
-    found = read_npz(file, {*FIELDS, *EXTRA})
-    parts = PARTS if {"test_images", "test_labels"} & set(found) else ("train",)
+    found = read_npz(file, {*FIELDS, *UNLABELLED, "client_ids"})
+    parts = ("train", "test") if {"test_images", "test_labels"} & set(found) else ("train",)
     needed = [f"{part}_{what}" for part in parts for what in ("images", "labels")]
     if missing := [name for name in needed if name not in found]:
         raise DataError(f"{file} has no {missing[0]}; it needs {', '.join(needed)}")
-    images, labels = ([found[f"{part}_{what}"] for part in parts] for what in ("images", "labels"))
-    images = [array[..., None] if array.ndim == 3 and array.dtype == np.uint8 else array for array in images]
+    images = [_with_channels(found[f"{part}_images"]) for part in parts]
+    labels = [found[f"{part}_labels"] for part in parts]
     labels = [array[:, 0] if array.shape[1:] == (1,) else array for array in labels]  # [N, 1] in MedMNIST's files
     names = _names(file, found.get("class_names"), labels[0])
     clients = found.get("client_ids")
@@ -97,29 +95,22 @@ def npz(file: Path, test_fraction: float, clients_in: str | None = None) -> Arra
         )
     if clients is not None and not clients_in:
         clients, notes = None, (f"{file}: not read: client_ids; to use them, give --data.clients_in client_ids",)
-    for extra in (found[name] for name in EXTRA[:2] if name in found):
-        extra = extra[..., None] if extra.ndim == 3 else extra
+    for extra in (_with_channels(found[name]) for name in UNLABELLED if name in found):
         if (extra.dtype, extra.shape[1:]) != (images[0].dtype, images[0].shape[1:]):
             raise DataError(
                 f"{file}: images without a label are {extra.dtype} {list(extra.shape)}, the others "
                 f"{images[0].dtype} {list(images[0].shape)}; give them one form"
             )
-        images[0] = np.concatenate([images[0], extra])
         if clients is not None and len(clients) == len(labels[0]):
             nobody = np.full(len(extra), "" if clients.dtype.kind == "U" else -1, clients.dtype)
             clients = np.concatenate([clients, nobody])
+        images[0] = np.concatenate([images[0], extra])
         labels[0] = np.concatenate([labels[0], np.full(len(extra), HIDDEN)])
-    if len(parts) == 1:  # to be replaced
-        images, labels = [images[0], images[0][:1]], [labels[0], labels[0][:1].clip(0)]
+    more = {"sha256": digests, "train_clients": clients, "notes": notes}
     try:
-        arrays = Arrays(images[0], labels[0], images[-1], labels[-1], names, digests, clients, notes)
+        return _arrays(file, images, labels, names, test_fraction, **more)
     except ArraysError as error:
         raise DataError(f"{file}: {error}") from error
-    counts = np.bincount(arrays.train_labels[arrays.train_labels != HIDDEN], minlength=len(names))
-    if len(names) < 2 or not counts.all():
-        fault = "there is one class only" if counts.all() else f"class {counts.argmin()} has no training image"
-        raise DataError(f"{file}: {fault}; number the classes 0..C-1 without a gap, two at least")
-    return _complete(arrays, len(parts) == 2, test_fraction, file)
 
 
 def npz_digest(file: Path) -> dict[str, str]:
@@ -143,23 +134,8 @@ def folder_digest(root: Path, clients_in: str | None = None) -> dict[str, str]:
     return {root.resolve().name: _digest(root, listing(root, clients_in))}
 
 
-def _complete(arrays: Arrays, split: bool, fraction: float, where: Path) -> Arrays:
-    """Hold out test images of a data set that is not ``split``: the same share of every class, the same in every run.
-
-    Raises:
-        DataError: a class has only one image.
-    """
-    if split:
-        return arrays
-    labels = arrays.train_labels
-    draw, test = np.random.RandomState(0), np.zeros(len(labels), dtype=bool)
-    for label, name in enumerate(arrays.class_names):
-        members = np.flatnonzero(labels == label)
-        if len(members) < 2:
-            raise DataError(f"{where}: class {name!r} has one image, not one to train and one to test; add images")
-        count = min(max(1, round(fraction * len(members))), len(members) - 1)
-        test[draw.permutation(members)[:count]] = True
-    return sources.dealt(arrays, arrays.train_images, labels, ~test, test)
+def _with_channels(images: NDArray[Any]) -> NDArray[Any]:
+    return images[..., None] if images.ndim == 3 and images.dtype == np.uint8 else images
 
 
 def _names(file: Path, given: NDArray[Any] | None, labels: NDArray[Any]) -> tuple[str, ...]:
@@ -174,6 +150,39 @@ def _names(file: Path, given: NDArray[Any] | None, labels: NDArray[Any]) -> tupl
             "0..C-1 without a gap"
         )
     return tuple(map(str, range(top + 1)))
+
+
+def _arrays(
+    where: Path,
+    images: list[NDArray[Any]],
+    labels: list[NDArray[Any]],
+    names: tuple[str, ...],
+    test_fraction: float,
+    **more: Any,
+) -> Arrays:
+    """A data set of training and test images or, without these, with the same share of every class held out.
+
+    Raises:
+        DataError: there is one class, or a class has no training image; or one has a single image, and no test image.
+    """
+    split = len(images) == 2
+    test = (images[1], labels[1]) if split else (images[0][:1], labels[0][:1].clip(0))  # to be replaced
+    arrays = Arrays(images[0], labels[0], *test, names, **more)
+    members = [np.flatnonzero(arrays.train_labels == label) for label in range(len(names))]
+    counts = list(map(len, members))
+    if len(names) < 2 or not all(counts):
+        fault = "there is one class only" if all(counts) else f"class {counts.index(0)} has no training image"
+        raise DataError(f"{where}: {fault}; number the classes 0..C-1 without a gap, two at least")
+    if split:
+        return arrays
+    if 1 in counts:
+        name = names[counts.index(1)]
+        raise DataError(f"{where}: class {name!r} has one image, not one to train and one to test; add images")
+    draw, held = np.random.RandomState(0), np.zeros(len(arrays.train_labels), dtype=bool)
+    for own in members:
+        count = min(max(1, round(test_fraction * len(own))), len(own) - 1)
+        held[draw.permutation(own)[:count]] = True
+    return arrays.dealt(arrays.train_images, arrays.train_labels, ~held, held)
 
 
 def folder(
@@ -226,11 +235,6 @@ class Listing(NamedTuple):
     test: list[Picture]
     notes: tuple[str, ...]
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The classes, in the order of their numbers."""
-        return tuple(sorted({picture.label for picture in self.train if picture.label is not None}))
-
 
 def listing(root: Path, clients_in: str | None) -> Listing:
     """List a folder's images.
@@ -244,8 +248,8 @@ def listing(root: Path, clients_in: str | None) -> Listing:
         )
     parts, skipped = _parts(root)
     others: Counter[str] = Counter()
-    train = _pictures(parts.get("train", root), bool(clients_in), others)
-    test = _pictures(parts["test"], bool(clients_in), others) if "test" in parts else []
+    train = _pictures(parts.get("train", root), clients_in, others)
+    test = _pictures(parts["test"], clients_in, others) if "test" in parts else []
     if clients_in and not any(picture.client for picture in train):
         raise DataError(f"{parts.get('train', root)} has no folders of clients: give <client>/<class>/")
     if "unlabelled" in parts:
@@ -255,14 +259,18 @@ def listing(root: Path, clients_in: str | None) -> Listing:
             train.append(Picture(file, None, first if first in clients else ""))
     train.sort(key=lambda picture: picture.label is None)
     test = [picture for picture in test if picture.label is not None]
-    names = [{picture.label for picture in part if picture.label is not None} for part in (train, test)]
-    if test and (apart := sorted(names[0] ^ names[1])):
+    if test and (apart := sorted(set(_classes(train)) ^ set(_classes(test)))):
         raise DataError(f"{root}: train and test need the same classes; only one has {', '.join(map(repr, apart))}")
     notes = [f"{root}: not read: the folders {', '.join(skipped)}"] if skipped else []
     if others:
         kinds = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in others.most_common())
         notes.append(f"{root}: not read: {kinds}; images are {', '.join(SUFFIXES)}")
     return Listing(train, test, tuple(notes))
+
+
+def _classes(pictures: list[Picture]) -> tuple[str, ...]:
+    """The classes, in the order of their numbers."""
+    return tuple(sorted({picture.label for picture in pictures if picture.label is not None}))
 
 
 def _folders(place: Path) -> list[Path]:
@@ -302,10 +310,10 @@ def _parts(root: Path) -> tuple[dict[str, Path], list[str]]:
     return parts, beside
 
 
-def _pictures(place: Path, by_client: bool, others: Counter[str]) -> list[Picture]:
+def _pictures(place: Path, clients_in: str | None, others: Counter[str]) -> list[Picture]:
     """The images of a part by client, class and path; those without a label have the class ``None``."""
     above = [path for path in _folders(place) if _part(path) != "unlabelled"]
-    if not by_client or not any(map(_folders, above)):
+    if not clients_in or not any(map(_folders, above)):
         _check_classes(place, above)
         return [Picture(file, path.name) for path in above for file in _images(path, others)]
     found: list[Picture] = []
@@ -325,21 +333,17 @@ def _check_classes(place: Path, classes: list[Path]) -> None:
     names = ", ".join(path.name for path in classes[:4])
     if len(classes) < 2:
         raise DataError(f"{place} has {len(classes)} class folders; give at least two, one per class")
-    if all(_SPLIT.fullmatch(path.name) or _part(path) for path in classes):
-        raise DataError(f"{place}: the folders {names} look like splits, not classes; call them train and test")
-    if all(_MASKS.fullmatch(path.name) for path in classes):
-        raise DataError(f"{place}: the folders {names} look like images with their masks, not classes; give <class>/")
-    inner = [{path.name for path in _folders(one)} for one in classes]
-    shared = sorted(set.intersection(*inner))
-    if len(shared) > 1 and all(_MASKS.fullmatch(name) for name in shared):
+    if all(_SPLIT.fullmatch(path.name) or _MASKS.fullmatch(path.name) or _part(path) for path in classes):
         raise DataError(
-            f"{place}: the folders {names} all have {', '.join(shared)}: put a class's images into its folder, and the "
-            "masks elsewhere"
+            f"{place}: the folders {names} look like splits, or images and their masks, not classes; call splits train "
+            "and test, and give <class>/"
         )
+    shared = sorted(set.intersection(*({path.name for path in _folders(one)} for one in classes)))
     if len(shared) > 1:
         raise DataError(
-            f"{place}: the folders {names} all have folders {', '.join(shared[:4])}, which look like classes. If those "
-            "above are clients, give --data.clients_in folders; otherwise put the images of a class into its folder"
+            f"{place}: the folders {names} all have folders {', '.join(shared[:4])}. If those above are clients, and "
+            "these are classes, give --data.clients_in folders; otherwise put the images of a class into its folder, "
+            "and masks elsewhere"
         )
 
 
@@ -366,30 +370,33 @@ def _digest(root: Path, found: Listing) -> str:
         try:
             content = sources.sha256_of(file)
         except OSError as error:
-            raise _unreadable(file, error) from error
+            raise DataError(f"{file} cannot be read as an image: {error}. Replace or remove it") from error
         digest.update(os.fsencode(file.relative_to(root)) + f"\0{content}\n".encode())
     return digest.hexdigest()
 
 
 def _decoded(root: Path, found: Listing, side: int | None, test_fraction: float) -> Arrays:
     parts = [found.train, found.test] if found.test else [found.train]
-    looks = {picture.file: _looked_at(picture.file) for some in parts for picture in some}
-    channels = 1 if all(grey for grey, _ in looks.values()) else 3
-    width, height = (side, side) if side else _one_size({file: size for file, (_, size) in looks.items()})
-    needed = len(looks) * height * width * channels
+    grey, size = True, (side, side) if side else None
+    for picture in (picture for some in parts for picture in some):
+        is_grey, own = _looked_at(picture.file)
+        grey, size = grey and is_grey, size or own
+        if not side and own != size:
+            raise DataError(
+                f"{picture.file} has {own[0]} x {own[1]} pixels, the images before it {size[0]} x {size[1]}; give "
+                "--data.side to resize all to the same size"
+            )
+    assert size is not None
+    width, height, channels = *size, 1 if grey else 3
+    needed = sum(map(len, parts)) * height * width * channels
     check_memory(str(root), {"side": side} if side else {}, needed, available_bytes(), processes=1)
-    images = [np.empty((len(some), height, width, channels), dtype=np.uint8) for some in parts]
-    for stored, some in zip(images, parts, strict=True):
-        for place, picture in enumerate(some):
-            stored[place] = _image(picture.file, side, channels)
-    number = {name: place for place, name in enumerate(found.names)} | {None: HIDDEN}
+    images = [sources.decoded([picture.file for picture in some], height, width, channels) for some in parts]
+    names = _classes(found.train)
+    number = {name: place for place, name in enumerate(names)} | {None: HIDDEN}
     labels = [np.array([number[picture.label] for picture in some]) for some in parts]
-    if not found.test:  # to be replaced
-        images, labels = [images[0], images[0][:1]], [labels[0], labels[0][:1].clip(0)]
     clients = [picture.client for picture in found.train]
     named = np.array(clients) if any(clients) else None
-    arrays = Arrays(images[0], labels[0], images[1], labels[1], found.names, {}, named)
-    return _complete(arrays, bool(found.test), test_fraction, root)
+    return _arrays(root, images, labels, names, test_fraction, sha256={}, train_clients=named)
 
 
 def _looked_at(file: Path) -> tuple[bool, tuple[int, int]]:
@@ -398,44 +405,8 @@ def _looked_at(file: Path) -> tuple[bool, tuple[int, int]]:
     Raises:
         DataError: it is not a PNG or JPEG image, or has more than 8 bits per channel.
     """
-    try:
-        with sources.opened(file) as image:
-            mode, size, stored = image.mode, image.size, str(image.tile)
-    except Exception as error:
-        raise _unreadable(file, error) from error
+    with sources.opened(file) as image:
+        mode, size, stored = image.mode, image.size, str(image.tile)
     if ";16" in stored:  # Pillow reads 16-bit colours as 8-bit ones
         raise DataError(f"{file} has more than 8 bits per channel; convert it to 8 bits")
     return mode in ("1", "L", "LA"), size
-
-
-def _one_size(sizes: dict[Path, tuple[int, int]]) -> tuple[int, int]:
-    """Width and height of all images.
-
-    Raises:
-        DataError: sizes differ.
-    """
-    first = next(iter(sizes.values()))
-    for file, size in sizes.items():
-        if size != first:
-            raise DataError(
-                f"{file} has {size[0]} x {size[1]} pixels, the images before it {first[0]} x {first[1]}; give "
-                "--data.side to resize all to the same size"
-            )
-    return first
-
-
-def _image(file: Path, side: int | None, channels: int) -> Images:
-    """Decode one image, uint8 [H, W, 1 or 3]."""
-    try:
-        with sources.opened(file) as image:
-            plain = image.convert("L" if channels == 1 else "RGB")
-    except Exception as error:
-        raise _unreadable(file, error) from error
-    if side is not None:
-        plain = plain.resize((side, side), Image.Resampling.BILINEAR)
-    pixels = np.asarray(plain)
-    return pixels[..., None] if channels == 1 else pixels
-
-
-def _unreadable(file: Path, error: Exception) -> DataError:
-    return DataError(f"{file} cannot be read as an image: {message_of(error)}. Replace or remove it")

@@ -1,8 +1,7 @@
 """Create a partition from a data module's options."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,21 +13,9 @@ from datamodules.common.errors import ConfigError, DataError
 from datamodules.partition.given import NOBODY, Given, read_clients
 from datamodules.partition.lists import NOTHING, Positions
 from datamodules.partition.partition import Partition
-from datamodules.partition.scenarios import labels_at_all_clients, labels_at_partial_clients, labels_at_server
+from datamodules.partition.scenarios import Draw, Options
 from datamodules.partition.sites import HIDDEN
-from datamodules.partition.split import (
-    Owned,
-    Split,
-    dirichlet,
-    dirichlet_per_client,
-    iid,
-    labelled_pool,
-    pairs,
-    spread,
-)
-
-Options = Mapping[str, Any]
-"""Options of ``FSSLDataModule`` by name (documented there)."""
+from datamodules.partition.split import labelled_pool
 
 MAX_DRAWS = 1000
 """Maximum number of partitions drawn until the labelled clients hold enough of every class."""
@@ -67,8 +54,9 @@ def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any]
         clients: see ``Arrays.train_clients``.
 
     Raises:
-        DataError: see ``draw``.
-        ConfigError: see ``draw``; or an option needs labels that nobody knows, or clients that are drawn.
+        DataError: impossible sizes, a partition file that does not match, or labelled clients that never hold
+            ``labelled_min_per_class`` images of every class.
+        ConfigError: contradictory options; or one needs labels that nobody knows, or clients that are drawn.
     """
     file, unknown = options["partition_file"], np.flatnonzero(labels == HIDDEN)
     given = read_clients(file, len(labels)) if file else None
@@ -77,22 +65,23 @@ def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any]
             raise ConfigError("data.partition_file and data.clients_in both say who has which images: give one of them")
         given = Given.of(clients)
     _check_shares(options, len(unknown), given)
+    validation = tested = NOTHING
     if file and given is None:
-        partition = draw(options, labels, seed)
-        if HIDDEN in labels[np.concatenate([*partition.labelled, partition.server])]:
-            raise DataError(f"{file} gives a site the label of an image that has none")
-        unknown = NOTHING
-    known = np.setdiff1d(np.arange(len(labels)), unknown)
-    tested = balanced_holdout(options, labels[known], seed)
-    validation, tested = known[validation_images(options, len(known), seed, tested)], known[tested]
-    if given is not None and given.labelled is not None:
-        partition = given.partition(labels, seed)
-    elif given is not None or not file:
-        lost = NOTHING if given is None else np.flatnonzero(given.owners == NOBODY)
-        held = np.unique(np.concatenate([validation, tested, unknown, lost]))
-        partition = draw_without(options, labels, held, seed, None if given is None else given.owners)
-        if len(unknown):
-            partition = _with_unknown(partition, options, unknown, given, seed)
+        partition = _loaded(options, labels)
+    else:
+        known = np.flatnonzero(labels != HIDDEN)
+        tested = balanced_holdout(options, labels[known], seed)
+        validation, tested = known[validation_images(options, len(known), seed, tested)], known[tested]
+        if given is not None and given.labelled is not None:
+            partition = given.partition(labels, seed)
+        else:
+            owners = None if given is None else given.owners
+            lost = NOTHING if owners is None else np.flatnonzero(owners == NOBODY)
+            held = np.concatenate([validation, tested, unknown, lost])
+            rest = np.setdiff1d(np.arange(len(labels)), held)
+            partition = draw(options, labels[rest], seed, None if owners is None else owners[rest]).moved(rest)
+            if len(unknown):
+                partition = _with_unknown(partition, options, unknown, given, seed)
     if options["labelled_holdout"]:
         tested = labelled_holdout(partition, options["labelled_holdout"], seed)
         partition = partition.without_labelled(tested)
@@ -104,11 +93,7 @@ def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any]
 def _check_shares(options: Options, unknown: int, given: Given | None) -> None:
     """Refuse options that do not suit images without a label, or clients that are given."""
     if given is not None:
-        if len(given.names) != options["num_clients"]:
-            raise DataError(
-                f"{options['partition_file'] or 'the data set'} has {len(given.names)} clients "
-                f"({', '.join(given.names[:3])}, ...); give --data.num_clients {len(given.names)}"
-            )
+        _check_number(options, len(given.names))
         for name in ("labelled_from", "labelled_histogram", "labelled_partition"):
             if options[name] is not None:
                 raise ConfigError(f"data.{name} has no effect on clients that are given: leave it out")
@@ -119,6 +104,21 @@ def _check_shares(options: Options, unknown: int, given: Given | None) -> None:
         )
     if options["unlabelled_only"] and not unknown:
         raise ConfigError("data.unlabelled_only has no effect: every training image has a label. Leave it out")
+
+
+def _check_number(options: Options, clients: int) -> None:
+    if clients != options["num_clients"]:
+        where = options["partition_file"] or "the data set"
+        raise DataError(f"{where} has {clients} clients; give --data.num_clients {clients}")
+
+
+def _loaded(options: Options, labels: Positions) -> Partition:
+    """The saved partition."""
+    loaded = Partition.load(options["partition_file"], labels)
+    _check_number(options, loaded.num_clients)
+    if HIDDEN in labels[np.concatenate([*loaded.labelled, loaded.server])]:
+        raise DataError(f"{options['partition_file']} gives a site the label of an image that has none")
+    return _with_enough_labels(options, labels, lambda: loaded, draws=1)
 
 
 def _with_unknown(
@@ -142,7 +142,7 @@ def _with_unknown(
 
 
 def draw(options: Options, labels: Positions, seed: int, owners: Positions | None = None) -> Partition:
-    """Draw or load the partition that the options describe.
+    """Draw the partition that the options describe.
 
     Args:
         options: options of the data module.
@@ -151,77 +151,18 @@ def draw(options: Options, labels: Positions, seed: int, owners: Positions | Non
         owners: client of every training image, int ``[N]``, if clients are given.
 
     Raises:
-        DataError: impossible sizes, a partition file that does not match, or labelled clients that never hold
-            ``labelled_min_per_class`` images of every class.
+        DataError: impossible sizes, or labelled clients that never hold ``labelled_min_per_class`` images of every
+            class.
         ConfigError: contradictory options.
     """
-    clients, scenario = options["num_clients"], options["scenario"]
-    if options["partition_file"] and owners is None:
-        loaded = Partition.load(options["partition_file"], labels)
-        if loaded.num_clients != clients:
-            raise DataError(
-                f"{options['partition_file']} has {loaded.num_clients} clients; "
-                f"give --data.num_clients {loaded.num_clients}"
-            )
-        return _with_enough_labels(options, labels, lambda: loaded, draws=1)
-    rng = np.random.RandomState(seed)
-    split: Split | Owned = split_rule(options, options["partition"]) if owners is None else Owned(owners)
-    if options["unlabelled_only"]:
-        return _all_labelled(options, labels, split, rng)
-    if scenario == "partial_clients":
-        draw_one = partial(
-            labels_at_partial_clients,
-            labels,
-            clients,
-            rng,
-            split=split,
-            rule=options["labelled_pick"],
-            **{name: options[name] for name in ("labelled_clients", "picked", "labelled_from", "labelled_histogram")},
-        )
-        drawn_anew = options["split_seed"] is None and owners is None
-        always_equal = not drawn_anew and options["labelled_pick"] != "random"
-        draws = 1 if always_equal else MAX_DRAWS
-        return _with_enough_labels(options, labels, draw_one, draws, given=owners is not None)
-    in_order = options["labelled_pool_order"] == "dataset"
-    by_class = in_order or options["partition"] == "pairs"
-    if scenario == "all_clients":
-        of_labels = options["labelled_partition"]
-        return labels_at_all_clients(
-            labels,
-            clients,
-            rng,
-            split=split,
-            labelled_split=split_rule(options, of_labels) if of_labels else None,
-            num_labels=options["num_labels"],
-            fraction=options["label_fraction"],
-            per_class=options["labels_per_class"],
-            shuffle_pool=not in_order,
-            order="class" if by_class else "dataset",
-        )
-    if options["num_labels"]:
-        return labels_at_server(
-            labels, clients, rng, split=split, num_labels=options["num_labels"], shuffle_pool=not in_order
-        )
-    raise ConfigError(
-        "scenario 'server', which needs num_labels: give data.num_labels, or choose another scenario; with images "
-        "without a label, data.unlabelled_only true gives the server all labels"
-    )
-
-
-def _all_labelled(options: Options, labels: Positions, split: Split | Owned, rng: np.random.RandomState) -> Partition:
-    """All labels stay known (``unlabelled_only``): at the server, at all clients, or at those that are labelled."""
-    clients, every = options["num_clients"], np.arange(len(labels))
-    nothing = [NOTHING] * clients
-    if options["scenario"] == "server":
-        return Partition(nothing, nothing, every, NOTHING)
-    if options["scenario"] == "partial_clients" and not isinstance(split, Owned):
-        clients = min(options["labelled_clients"], clients)
-    parts = spread(split, labels, every, clients, rng)
-    return Partition([*parts, *nothing[clients:]], nothing, NOTHING, NOTHING)
+    drawn = Draw(options, labels, np.random.RandomState(seed), owners)
+    given = owners is not None
+    drawn_anew = options["labelled_pick"] == "random" or (options["split_seed"] is None and not given)
+    return _with_enough_labels(options, labels, drawn.partition, MAX_DRAWS if drawn_anew else 1, given)
 
 
 def _with_enough_labels(
-    options: Options, labels: Positions, draw_one: Callable[[], Partition], draws: int, given: bool = False
+    options: Options, labels: Positions, make: Callable[[], Partition], draws: int, given: bool = False
 ) -> Partition:
     """Draw until the labelled clients together hold ``labelled_min_per_class`` images of every class.
 
@@ -234,61 +175,22 @@ def _with_enough_labels(
     """
     least = options["labelled_min_per_class"]
     if not least:
-        return draw_one()
-    counted = min(options["picked"] or options["labelled_clients"], options["labelled_clients"])
+        return make()
+    labelled = options["labelled_clients"]
+    counted = options["num_clients"] if given else min(options["picked"] or labelled, labelled)
     most = np.bincount(labels[labels != HIDDEN]).min()
     for redraws in range(draws if most >= least else 0):
-        partition = draw_one()
-        holders = [part for part in partition.labelled if len(part)] if given else list(partition.labelled)
-        own = labels[np.concatenate(holders[:counted])]
+        partition = make()
+        own = labels[np.concatenate(list(partition.labelled)[:counted])]
         if np.bincount(own, minlength=labels.max() + 1).min() >= least:
             return replace(partition, redraws=redraws) if redraws else partition
     found = f"they did in none of {draws} partitions" if draws > 1 else "they do not in the only one that can be drawn"
     found = f"the rarest class has only {most}" if most < least else found
     raise DataError(
-        f"data.labelled_min_per_class={least}: the labelled clients ({counted}) must together hold that many images "
-        f"of every class, but {found}: label more clients (data.labelled_clients), choose a larger data.beta, or a "
+        f"data.labelled_min_per_class={least}: the labelled clients must together hold that many images of every "
+        f"class, but {found}: label more clients (data.labelled_clients), choose a larger data.beta, or a "
         "smaller data.labelled_min_per_class"
     )
-
-
-def split_rule(options: Options, kind: str) -> Split:
-    """Return the split of this kind, with its options and its own generator if it has one."""
-    rule, seed = _rule(options, kind), options["split_seed"]
-    if seed is None:
-        return rule
-    return lambda labels, num_clients, *, rng: rule(labels, num_clients, rng=np.random.RandomState(seed))
-
-
-def _rule(options: Options, kind: str) -> Split:
-    if kind == "pairs":
-        return partial(pairs, beta=options["beta"], num_classes=options["split_classes"])
-    if kind == "iid":
-        return partial(
-            iid,
-            remainder=options["iid_remainder"],
-            permutations=options["iid_permutations"],
-            stratified=options["iid_stratified"],
-        )
-    rule = dirichlet if options["partition_variant"] == "per_class" else dirichlet_per_client
-    return partial(
-        rule,
-        beta=options["beta"],
-        min_size=options["min_size"],
-        num_classes=options["split_classes"],
-        shuffle_classes=options["shuffle"],
-        shuffle_clients=options["shuffle"],
-    )
-
-
-def draw_without(
-    options: Options, labels: Positions, held: Positions, seed: int, owners: Positions | None = None
-) -> Partition:
-    """Run ``draw`` on all images except those at the positions ``held``."""
-    if not len(held):
-        return draw(options, labels, seed, owners)
-    rest = np.setdiff1d(np.arange(len(labels)), held)
-    return draw(options, labels[rest], seed, None if owners is None else owners[rest]).moved(rest)
 
 
 def validation_images(options: Options, images: int, seed: int, tested: Positions = NOTHING) -> Positions:
@@ -297,18 +199,17 @@ def validation_images(options: Options, images: int, seed: int, tested: Position
     The images at the positions ``tested`` count towards their number, but are not returned.
 
     Raises:
-        ConfigError: more images than there are, fewer than are tested on, or a partition file is given.
+        ConfigError: more images than there are, or fewer than are tested on.
     """
     count = options["validation"]
     if not count:
         return NOTHING
-    if options["partition_file"] or not len(tested) <= count < images:
+    if not len(tested) <= count < images:
         raise ConfigError(
             f"data.validation={count}: give a number below the {images} training images that holds the "
-            f"{len(tested)} of data.balanced_holdout, and no data.partition_file"
+            f"{len(tested)} of data.balanced_holdout"
         )
-    generator = streams.generator(seed, "validation")
-    shuffled = torch.randperm(images, generator=generator).numpy()
+    shuffled = torch.randperm(images, generator=streams.generator(seed, "validation")).numpy()
     others = shuffled[~np.isin(shuffled, tested)]
     return np.sort(others[: count - len(tested)])
 
@@ -322,16 +223,15 @@ def balanced_holdout(options: Options, labels: Positions, seed: int) -> Position
         seed: seed of the draw.
 
     Raises:
-        ConfigError: not a multiple of the classes, a class has too few, or a partition file is given.
+        ConfigError: not a multiple of the classes, or a class has too few.
     """
     count, classes = options["balanced_holdout"], int(labels.max()) + 1
     if not count:
         return NOTHING
     most = int(np.bincount(labels).min()) - 1
-    if count % classes or count // classes > most or options["partition_file"]:
+    if count % classes or count // classes > most:
         raise ConfigError(
-            f"data.balanced_holdout={count}: give a multiple of the {classes} classes, up to {most * classes}, and no "
-            "data.partition_file"
+            f"data.balanced_holdout={count}: give a multiple of the {classes} classes, up to {most * classes}"
         )
     rng = np.random.RandomState(streams.derive_seed(seed, "balanced_holdout") % 2**32)
     held, _ = labelled_pool(labels, count // classes, rng)

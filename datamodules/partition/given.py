@@ -94,27 +94,29 @@ def read_clients(file: str, num_samples: int) -> Given | None:
 def _given(content: Any, num_samples: int) -> Given:
     if not isinstance(content, Mapping) or not content:
         raise DataError(f"it has no clients: {_FORM}")
-    parts: list[Any] = [one.get("images") if isinstance(one, Mapping) else one for one in content.values()]
-    labelled = [one.get("labelled") if isinstance(one, Mapping) else None for one in content.values()]
     owners = np.full(num_samples, NOBODY, dtype=np.int64)
-    for client, (name, part, own) in enumerate(zip(content, parts, labelled, strict=True)):
-        listed = [(part, "images"), *([(own, "labelled")] if isinstance(own, list) else [])]
-        for positions, what in listed:
-            whole = isinstance(positions, list) and all(type(place) is int for place in positions)
-            if not whole or (what == "images" and not positions):
-                found = "none" if positions == [] else "no list of whole numbers"
-                raise DataError(f"the {what} of client {name!r} are {found}: {_FORM}")
-            if outside := [place for place in positions if not 0 <= place < num_samples]:
-                raise DataError(f"client {name!r} has position {outside[0]}; there are {num_samples} training images")
-            place, count = Counter(positions).most_common(1)[0] if positions else (0, 1)
-            if count > 1:
-                raise DataError(f"client {name!r} has position {place} twice in its {what}")
-        if type(own) not in (int, list, type(None)) or (type(own) is int and own < 0):
-            raise DataError(f"client {name!r} has {own!r} for labelled: {_FORM}")
-        if len(taken := np.flatnonzero(owners[part] != NOBODY)):
-            other = list(content)[owners[part[taken[0]]]]
-            raise DataError(f"clients {other!r} and {name!r} both have position {part[taken[0]]}")
+    labelled: list[int | Positions | None] = []
+    for client, (name, one) in enumerate(content.items()):
+        one = one if isinstance(one, Mapping) else {"images": one}
+        part, own = _places(one.get("images"), f"images of client {name!r}", num_samples), one.get("labelled")
+        if not len(part):
+            raise DataError(f"the images of client {name!r} are none: {_FORM}")
+        if len(taken := part[owners[part] != NOBODY]):
+            raise DataError(f"clients {list(content)[owners[taken[0]]]!r} and {name!r} both have position {taken[0]}")
         owners[part] = client
-    chosen = [own if type(own) is int else np.array(own or [], dtype=np.int64) for own in labelled]
+        a_number = own is None or (type(own) is int and own >= 0)
+        labelled.append(own if a_number else _places(own, f"labelled of client {name!r}", num_samples))
     said = any(own is not None for own in labelled)
+    chosen = [NOTHING if own is None else own for own in labelled]
     return Given(tuple(map(str, content)), owners, chosen if said else None)
+
+
+def _places(listed: Any, what: str, num_samples: int) -> Positions:
+    """Positions of training images, each once."""
+    if not isinstance(listed, list) or not all(type(place) is int for place in listed):
+        raise DataError(f"the {what} are no list of whole numbers: {_FORM}")
+    if outside := [place for place in listed if not 0 <= place < num_samples]:
+        raise DataError(f"the {what} have position {outside[0]}; there are {num_samples} training images")
+    if len(set(listed)) < len(listed):
+        raise DataError(f"the {what} have position {Counter(listed).most_common(1)[0][0]} twice")
+    return np.array(listed, dtype=np.int64)

@@ -5,8 +5,7 @@ versions and platforms, and the published partitions were made with it. The orde
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,43 +21,14 @@ Rule = Literal["all_classes_closest", "index0", "random"]
 MAX_ATTEMPTS = 10_000
 
 
-class Split(Protocol):
-    """Spreads a pool over clients; ``functools.partial(dirichlet, beta=0.8)`` and ``iid`` are splits."""
-
-    def __call__(self, labels: Labels, num_clients: int, *, rng: RandomState) -> list[Positions]:
-        """Return one array of positions into ``labels`` per client."""
-
-
-@dataclass(frozen=True)
-class Owned:
-    """The split that the data or a user's file bring: ``owners[i]`` is the client of sample i.
-
-    Args:
-        owners: int64 [N].
-    """
-
-    owners: Positions
-
-
-def spread(
-    split: "Split | Owned", labels: Labels, pool: Positions, num_clients: int, rng: RandomState
-) -> list[Positions]:
-    """Return one array of the positions ``pool`` per client, as ``split`` says."""
-    if isinstance(split, Owned):
-        return [pool[split.owners[pool] == client] for client in range(num_clients)]
-    return [pool[part] for part in split(labels[pool], num_clients, rng=rng)]
-
-
 def dirichlet(
     labels: ArrayLike,
     num_clients: int,
     beta: float,
     rng: RandomState,
-    *,
     num_classes: int | None = None,
     min_size: int = 10,
-    shuffle_classes: bool = True,
-    shuffle_clients: bool = True,
+    shuffle: bool = True,
 ) -> list[Positions]:
     """Spread samples with one Dirichlet draw over the clients per class, and a cap on the clients' sizes.
 
@@ -80,17 +50,17 @@ def dirichlet(
         num_classes: number of classes to loop over, by default all. Samples of later classes are left out (released
             code loops over 10 classes, whatever the data set).
         min_size: smallest client allowed.
-        shuffle_classes: shuffle each class's positions before its Dirichlet draw.
-        shuffle_clients: shuffle each client's final list, otherwise it is ordered class by class.
+        shuffle: shuffle each class's positions before its Dirichlet draw, and each client's final list, which otherwise
+            is ordered class by class.
 
     Returns:
         K arrays of positions into ``labels``.
 
     Raises:
-        DataError: impossible sizes, ``beta`` not positive and finite, ``min_size`` not met in 10 000 passes.
+        DataError: impossible sizes, or ``min_size`` not met in 10 000 passes.
     """
     labels = check_labels(labels, num_clients)
-    classes, available = _spread_classes(labels, num_clients, beta, num_classes, min_size)
+    classes, available = _spread_classes(labels, num_clients, num_classes, min_size)
     concentration = np.full(num_clients, beta)
     capacity = len(labels) / num_clients
     for _ in range(MAX_ATTEMPTS):
@@ -98,7 +68,7 @@ def dirichlet(
         pieces: list[tuple[Positions, Positions]] = []
         for ascending in classes:
             members = ascending.copy()
-            if shuffle_classes:
+            if shuffle:
                 rng.shuffle(members)
             shares = rng.dirichlet(concentration)
             if len(members):
@@ -117,14 +87,14 @@ def dirichlet(
     owners = np.concatenate([np.repeat(np.arange(num_clients), counts) for counts in taken])
     order = np.argsort(owners, kind="stable")  # by client, and within a client class by class
     parts = np.split(np.concatenate([members for members, _ in pieces])[order], np.cumsum(sizes)[:-1])
-    if shuffle_clients:
+    if shuffle:
         for part in parts:
             rng.shuffle(part)
     return parts
 
 
 def pairs(
-    labels: ArrayLike, num_clients: int, beta: float, rng: RandomState, *, num_classes: int | None = None
+    labels: ArrayLike, num_clients: int, beta: float, rng: RandomState, num_classes: int | None = None
 ) -> list[Positions]:
     """Spread random shares of the pool over two clients each with ``dirichlet``, then cut all into equal lists.
 
@@ -148,10 +118,10 @@ def pairs(
         K arrays of positions into ``labels``.
 
     Raises:
-        DataError: impossible sizes, ``beta`` not positive and finite, or no such draw in 10 000 passes.
+        DataError: impossible sizes, or no such draw in 10 000 passes.
     """
     labels = check_labels(labels, num_clients)
-    classes, available = _spread_classes(labels, num_clients, beta, num_classes, 1)
+    classes, available = _spread_classes(labels, num_clients, num_classes, 1)
     order = np.concatenate(classes)
     rng.shuffle(order)
     size, last = int(2 / num_clients * available), (num_clients - 1) // 2
@@ -159,16 +129,8 @@ def pairs(
     owned = []
     for number, group in enumerate(groups):
         clients = num_clients - 2 * last if number == last else 2
-        parts = dirichlet(
-            labels[group],
-            clients,
-            beta,
-            rng,
-            num_classes=len(classes),
-            min_size=int(0.5 * len(group) / clients),
-            shuffle_classes=False,
-            shuffle_clients=False,
-        )
+        half = int(0.5 * len(group) / clients)
+        parts = dirichlet(labels[group], clients, beta, rng, len(classes), half, shuffle=False)
         owned += [group[part] for part in parts]
     return np.array_split(np.concatenate(owned), num_clients)
 
@@ -178,11 +140,9 @@ def dirichlet_per_client(
     num_clients: int,
     beta: float,
     rng: RandomState,
-    *,
     num_classes: int | None = None,
     min_size: int = 10,
-    shuffle_classes: bool = True,
-    shuffle_clients: bool = True,
+    shuffle: bool = True,
 ) -> list[Positions]:
     """Give every client the same number of samples, with class shares ``q ~ Dir(beta p)``, where p is the class prior.
 
@@ -200,19 +160,19 @@ def dirichlet_per_client(
             shuffles.
         num_classes: as in ``dirichlet``.
         min_size: smallest client allowed.
-        shuffle_classes: shuffle each class's positions first; else clients take them in ascending order.
-        shuffle_clients: shuffle each client's final list, otherwise it is ordered class by class.
+        shuffle: shuffle each class's positions first, else clients take them in ascending order; and each client's
+            final list, which otherwise is ordered class by class.
 
     Returns:
         K arrays of positions into ``labels``.
 
     Raises:
-        DataError: impossible sizes, or ``beta`` not positive and finite.
+        DataError: impossible sizes.
     """
     labels = check_labels(labels, num_clients)
-    classes, available = _spread_classes(labels, num_clients, beta, num_classes, max(1, min_size))
+    classes, available = _spread_classes(labels, num_clients, num_classes, max(1, min_size))
     members = [positions for positions in classes if len(positions)]
-    if shuffle_classes:
+    if shuffle:
         for positions in members:
             rng.shuffle(positions)
     sizes = np.array([len(positions) for positions in members])
@@ -224,7 +184,7 @@ def dirichlet_per_client(
         pieces = zip(members, starts, starts + taken, strict=True)
         parts.append(np.concatenate([positions[start:end] for positions, start, end in pieces]))
         left = left - taken
-    if shuffle_clients:
+    if shuffle:
         for part in parts:
             rng.shuffle(part)
     return parts
@@ -246,15 +206,13 @@ def _take(
 
 
 def _spread_classes(
-    labels: Labels, num_clients: int, beta: float, num_classes: int | None, min_size: int
+    labels: Labels, num_clients: int, num_classes: int | None, min_size: int
 ) -> tuple[list[Positions], int]:
     """Return the classes' ascending positions, and their total number.
 
     Raises:
-        DataError: ``beta`` is not a valid concentration, or there are too few positions for the clients.
+        DataError: there are too few positions for the clients.
     """
-    if not 0 < beta < 1e300:
-        raise DataError(f"the Dirichlet concentration beta must be positive and finite, got {beta}")
     classes = class_members(labels, num_classes)
     available = sum(map(len, classes))
     if available < max(1, min_size * num_clients):
@@ -288,7 +246,6 @@ def iid(
     labels: ArrayLike,
     num_clients: int,
     rng: RandomState,
-    *,
     remainder: Literal["drop", "last"] = "drop",
     permutations: int = 1,
     stratified: bool = False,
@@ -328,7 +285,7 @@ def iid(
 
 
 def labelled_pool(
-    labels: ArrayLike, per_class: int, rng: RandomState | None = None, *, order: Literal["class", "dataset"] = "class"
+    labels: Labels, per_class: int, rng: RandomState | None = None, order: Literal["class", "dataset"] = "class"
 ) -> tuple[Positions, Positions]:
     """Take ``per_class`` samples of every class as the labelled pool; the rest is the unlabelled pool.
 
@@ -349,7 +306,7 @@ def labelled_pool(
         DataError: a class has fewer samples than requested.
     """
     labelled, unlabelled = [], []
-    for k, members in enumerate(class_members(check_labels(labels))):
+    for k, members in enumerate(class_members(labels)):
         if not 0 <= per_class <= len(members):
             raise DataError(f"cannot label {per_class} samples of class {k}: it has {len(members)}")
         if rng is not None:
@@ -360,7 +317,7 @@ def labelled_pool(
     return np.concatenate(labelled), np.sort(rest) if order == "dataset" else rest
 
 
-def pick_labelled(parts: Sequence[Positions], labels: ArrayLike, rule: Rule, count: int, rng: RandomState) -> Positions:
+def pick_labelled(parts: Sequence[Positions], labels: Labels, rule: Rule, count: int, rng: RandomState) -> Positions:
     """Choose ``count`` clients to be labelled and return the order of clients that puts them first.
 
     The first choice is swapped with client 0, the second with the client then at 1, and so on; no other client moves.
@@ -382,7 +339,6 @@ def pick_labelled(parts: Sequence[Positions], labels: ArrayLike, rule: Rule, cou
     """
     if not 0 <= count <= len(parts):
         raise DataError(f"cannot choose {count} labelled clients out of {len(parts)}")
-    labels = check_labels(labels)
     if rule == "all_classes_closest":
         lists, classes = Lists.of(parts), int(labels.max()) + 1
         held = np.sort(lists.owners * classes + labels[lists.flat])  # a number per client and class

@@ -6,24 +6,10 @@ from typing import Any
 
 import torch
 
-from datamodules.common.errors import ConfigError, DataError
+from datamodules.common.errors import ConfigError
 from datamodules.common.memory import in_words
 from datamodules.io.sources import Arrays
 from datamodules.views.pipelines import Views
-
-
-def check_labels(name: str, arrays: Arrays, num_classes: int) -> None:
-    """Refuse labels that the class does not know.
-
-    Raises:
-        DataError: names the class and the numbers.
-    """
-    for part, labels in (("training", arrays.train_labels), ("test", arrays.test_labels)):
-        if labels.max() >= num_classes:
-            raise DataError(
-                f"{name}.read: a {part} label is {labels.max()}, but num_classes is {num_classes}: labels run from 0 "
-                "to num_classes - 1"
-            )
 
 
 def layout_bytes(arrays: Arrays, views: Views) -> int:

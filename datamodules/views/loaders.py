@@ -17,7 +17,14 @@ BATCH, EVAL_BATCH, VIEWS = 64, 256, {"labelled": {"x": "weak"}}
 
 
 def train_loader(data: Any) -> DataLoader[Batch]:
-    """All clients' and the server's training data, in the streams that the trainer's module names.
+    """All clients' and the server's training data at once, in the streams that the trainer's module names.
+
+    They have what ``FedMethod.streams`` gives, and nothing that ``local_work`` prepares for a client's visit. A module
+    that is no method gets ``batch["labelled"]["x"]`` and ``["y"]``, or, with an attribute ``views`` as methods have it,
+    those streams, in batches of ``self.hparams.batch_size`` (64).
+
+    The order of an epoch follows its number and the run's seed, so a resumed fit meets the images as if it had not
+    stopped. Every process of a ``Trainer`` walks over all of them: several devices are not faster than one.
 
     Raises:
         ConfigError: no ``Trainer`` fits a module on this data; or, in training, a step asks for what only a client's

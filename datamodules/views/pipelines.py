@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 from datamodules.common.errors import ConfigError
 from datamodules.common.plugins import plugin
-from datamodules.views.augment import Cutout, Geometry, Pad, PadCrop, Resize, View, ZoomCrop
-from datamodules.views.features import FeatureView
+from datamodules.views.augment import Cutout, FeatureView, Geometry, Pad, PadCrop, Resize, View, ZoomCrop
 from datamodules.views.randaugment import AFFINE, FIXMATCH_LEVELS, FIXMATCH_UNIFORM, GRID_LEVELS, MAXIMAL, RandAugment
 
 PAD = 4

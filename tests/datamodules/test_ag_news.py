@@ -15,13 +15,13 @@ from benchmark.registry import ClassSpec
 from benchmark.runs.folder import RunFolder
 from datamodules import ag_news
 from datamodules.ag_news import AGNews
-from datamodules.base import STORED
 from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.common.streams import generator
 from datamodules.digits import Digits
 from datamodules.io import text
+from datamodules.io.sources import STORED
 from datamodules.partition.sites import true_labels
-from datamodules.views.features import FeatureView
+from datamodules.views.augment import FeatureView
 from methods import models
 from texts import DIM, Stub, list_texts, sentences, write_texts
 

@@ -17,7 +17,7 @@ from federations import SCENARIOS, few_data, make_data, make_method
 
 @pytest.fixture(scope="module")
 def digits():
-    return sources.digits()
+    return Digits().read()
 
 
 class Vectors(FSSLDataModule):

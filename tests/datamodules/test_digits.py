@@ -4,13 +4,13 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
-from datamodules.io.sources import digits
+from datamodules.digits import Digits
 from federations import make_data
 
 
 def test_the_constants_are_those_of_the_training_images():
     """To the digits that are given."""
-    data, arrays = make_data(), digits()
+    data, arrays = make_data(), Digits().read()
     pixels = torch.from_numpy(arrays.train_images).double() / 255
     assert len(data.train_images) == data.train_size == 1437 and len(data.test_labels) == 360
     assert round(float(pixels.mean()), 4) == data.mean[0]
@@ -20,7 +20,7 @@ def test_the_constants_are_those_of_the_training_images():
 
 
 def test_a_stratified_split():
-    arrays = digits()
+    arrays = Digits().read()
     assert arrays.train_images.shape == (1437, 32, 32, 3) and arrays.test_images.shape == (360, 32, 32, 3)
     assert arrays.class_names == tuple("0123456789")
     every, held_out = np.bincount(load_digits().target), np.bincount(arrays.test_labels)
@@ -30,7 +30,7 @@ def test_a_stratified_split():
 
 
 def test_images_are_the_enlarged_originals_in_their_order():
-    arrays, original = digits(), load_digits()
+    arrays, original = Digits().read(), load_digits()
     assert (arrays.train_images == arrays.train_images[..., :1]).all()
     assert arrays.train_images.max() == 255 and arrays.train_images.min() == 0
     small = torch.from_numpy(original.images)[:, None] * 255 / 16
@@ -46,8 +46,8 @@ def test_images_are_the_enlarged_originals_in_their_order():
 
 
 def test_what_one_reader_changes_no_other_sees():
-    first, before = digits(), digits().train_images.copy()
+    first, before = Digits().read(), Digits().read().train_images.copy()
     first.train_images[:] = 0
     first.train_labels[:] = 0
-    again = digits()
+    again = Digits().read()
     assert (again.train_images == before).all() and again.train_labels.any()

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from datamodules import isic2018
 from datamodules.common.errors import DataError
+from datamodules.digits import Digits
 from datamodules.io import sources
 from datamodules.isic2018 import ISIC2018
 
@@ -18,11 +20,18 @@ from datamodules.isic2018 import ISIC2018
 def test_dermatoscopic_images_are_decoded_once_at_the_size_that_is_cut(options, sizes, monkeypatch):
     """600 x 450 pixels are not shrunk below what the crop needs, then enlarged again."""
     asked = []
-    monkeypatch.setattr(sources, "isic2018", lambda root, resize, test_resize: asked.append((resize, test_resize)))
+    monkeypatch.setattr(isic2018, "load", lambda name, *_, **__: asked.append(name) or Digits().read())
     data = ISIC2018(**options)
     data.read()
-    assert asked == [sizes]
+    assert asked == ["isic2018-{}-{}".format(*sizes)]
     assert data.views["weak"].geometry.zoom == sizes[0]
+
+
+SMALL = {"side": 22, "zoom": 25}
+
+
+def read(folder, **options):
+    return ISIC2018(data_dir=str(folder), **options).read()
 
 
 def write_folder(root, count=10, name="HAM10000_metadata.csv", seed=0, suffix=".jpg"):
@@ -31,7 +40,7 @@ def write_folder(root, count=10, name="HAM10000_metadata.csv", seed=0, suffix=".
     folder = root / "isic2018"
     for part in ("HAM10000_images_part_1", "HAM10000_images_part_2"):
         (folder / part).mkdir(parents=True, exist_ok=True)
-    rows = [(f"ISIC_{1000 + 7 * i % 97:07d}", rng.choice(sources.ISIC_CLASSES), 20 * i) for i in range(count)]
+    rows = [(f"ISIC_{1000 + 7 * i % 97:07d}", rng.choice(isic2018.CLASSES), 20 * i) for i in range(count)]
     lines = ["lesion_id,image_id,dx,dx_type", *(f"HAM_{i},{image},{dx},histo" for i, (image, dx, _) in enumerate(rows))]
     (folder / name).write_text("\n".join(lines) + "\n")
     for i, (image, _, grey) in enumerate(rows):
@@ -42,13 +51,13 @@ def write_folder(root, count=10, name="HAM10000_metadata.csv", seed=0, suffix=".
 
 
 def expect_counts(monkeypatch, rows):
-    labels = [sources.ISIC_CLASSES.index(dx) for _, dx, _ in rows]
-    parts = tuple(tuple(np.bincount([labels[i] for i in part]).tolist()) for part in sources.isic_split(len(rows)))
+    labels = [isic2018.CLASSES.index(dx) for _, dx, _ in rows]
+    parts = tuple(tuple(np.bincount([labels[i] for i in part]).tolist()) for part in isic2018.split(len(rows)))
     monkeypatch.setitem(sources.CLASS_COUNTS, "isic2018", parts)
 
 
 def test_split_sizes_and_order():
-    train, test = sources.isic_split(10015)
+    train, test = isic2018.split(10015)
     assert (len(train), len(test)) == (8012, 2003)
     assert sorted(train + test) == list(range(10015))
     random.seed(1337)  # the recipe as published: the module's own generator
@@ -65,7 +74,7 @@ def test_a_folder_as_published(tmp_path, monkeypatch, name, suffix):
     part.rename(tmp_path / "elsewhere")
     part.symlink_to(tmp_path / "elsewhere")
     expect_counts(monkeypatch, rows)
-    arrays = sources.isic2018(tmp_path, resize=25, test_resize=22)
+    arrays = read(tmp_path, **SMALL)
     assert arrays.train_images.shape == (8, 25, 25, 3) and arrays.test_images.shape == (2, 22, 22, 3)
     assert arrays.class_names == ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
     order = list(range(10))
@@ -80,7 +89,7 @@ def test_a_folder_as_published(tmp_path, monkeypatch, name, suffix):
     assert arrays.sha256 == {cache.name: hashlib.sha256(cache.read_bytes()).hexdigest()}
     for file in (tmp_path / "isic2018").rglob("ISIC*"):
         file.unlink()
-    again = sources.isic2018(tmp_path, resize=25, test_resize=22)
+    again = read(tmp_path, **SMALL)
     for field in ("train_images", "train_labels", "test_images", "test_labels", "class_names"):
         np.testing.assert_array_equal(getattr(again, field), getattr(arrays, field))
 
@@ -89,7 +98,7 @@ def write_truth(folder, rows):
     """The challenge's table: a column per class."""
     names = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
     marked = [",".join([image, *(f"{float(dx.upper() == name)}" for name in names)]) for image, dx, _ in rows]
-    (folder / sources.ISIC_TRUTH).write_text("\n".join([",".join(["image", *names]), *marked]) + "\n")
+    (folder / isic2018.TRUTH).write_text("\n".join([",".join(["image", *names]), *marked]) + "\n")
 
 
 def test_the_challenges_table_has_a_split_of_its_own_and_says_so(tmp_path, monkeypatch):
@@ -98,18 +107,18 @@ def test_the_challenges_table_has_a_split_of_its_own_and_says_so(tmp_path, monke
     expect_counts(monkeypatch, rows)
     folder = tmp_path / "isic2018"
     write_truth(folder, rows[::-1])
-    assert not sources.isic2018(tmp_path, resize=25, test_resize=22).notes
+    assert not read(tmp_path, **SMALL).notes
     (folder / "HAM10000_metadata.csv").unlink()
     (tmp_path / "isic2018-25-22.npz").unlink()
-    arrays = sources.isic2018(tmp_path, resize=25, test_resize=22)
-    train, _ = sources.isic_split(10)
+    arrays = read(tmp_path, **SMALL)
+    train, _ = isic2018.split(10)
     assert [arrays.class_names[k] for k in arrays.train_labels] == [rows[::-1][i][1] for i in train]
     assert "not the split of the published" in arrays.notes[0] and list(arrays.sha256) == ["isic2018_truth-25-22.npz"]
-    text = (folder / sources.ISIC_TRUTH).read_text()
-    (folder / sources.ISIC_TRUTH).write_text(text.replace("1.0", "0.0", 1))
+    text = (folder / isic2018.TRUTH).read_text()
+    (folder / isic2018.TRUTH).write_text(text.replace("1.0", "0.0", 1))
     (tmp_path / "isic2018_truth-25-22.npz").unlink()
     with pytest.raises(DataError, match="must have one 1"):
-        sources.isic2018(tmp_path, resize=25, test_resize=22)
+        read(tmp_path, **SMALL)
 
 
 @pytest.mark.parametrize(
@@ -125,5 +134,5 @@ def test_damaged_folders_give_one_error_and_no_cache(tmp_path, monkeypatch, dama
     folder = tmp_path / "isic2018"
     damage(folder, sorted(folder.rglob("*.jpg"))[3])
     with pytest.raises(DataError, match=rf"isic2018-250-224: .*HAM10000_metadata.csv .* is damaged .*{message}"):
-        sources.isic2018(tmp_path)
+        read(tmp_path)
     assert not list(tmp_path.glob("*.npz"))

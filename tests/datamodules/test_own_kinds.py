@@ -188,12 +188,13 @@ def test_a_plain_file_says_who_has_what(here):
 
 
 BAD_CLIENTS = {
-    "range": ({"a": [0, 99]}, "'a' has position 99; there are 12"),
-    "double": ({"a": [0, 1, 1]}, "'a' has position 1 twice"),
+    "range": ({"a": [0, 99]}, "client 'a' have position 99; there are 12"),
+    "double": ({"a": [0, 1, 1]}, "client 'a' have position 1 twice"),
     "shared": ({"a": [0, 1], "b": [1]}, "'a' and 'b' both have position 1"),
     "empty": ({"a": [0], "b": []}, "images of client 'b' are none"),
     "text": ({"a": ["0"]}, "no list of whole numbers"),
     "truth": ({"a": [True]}, "no list of whole numbers"),
+    "share": ({"a": {"images": [0], "labelled": 0.5}}, "labelled of client 'a' are no list"),
     "nobody": ({}, "has no clients"),
     "list": ([[0, 1]], "has no clients"),
     "labels elsewhere": ({"a": {"images": [0], "labelled": [5]}}, "'a' is to have labels of position 5"),
@@ -251,7 +252,10 @@ REFUSED = {
     "validation alone": (["training/a", "training/b", "validation/a"], "training and validation.*'test'"),
     "sites": (["berlin/cat", "berlin/dog", "rome/cat", "rome/dog"], "berlin, rome .*cat, dog.*clients_in folders"),
     "masks": (["images", "masks"], "masks, not classes"),
-    "masks in classes": (["covid/images", "covid/masks", "normal/images", "normal/masks"], "all have images, masks"),
+    "masks in classes": (
+        ["covid/images", "covid/masks", "normal/images", "normal/masks"],
+        "all have folders images, masks",
+    ),
     "twice": (["train/a", "train/b", "Training/a", "Training/b"], "two folders for one part"),
     "only a test": (["Testing/a", "Testing/b"], "test but no train"),
 }

@@ -7,7 +7,7 @@ import pytest
 
 from benchmark.cli import main
 from benchmark.config import RunConfig
-from datamodules.io.sources import digits
+from datamodules.digits import Digits
 from datamodules.partition.partition import Partition
 from federations import make_data
 
@@ -50,7 +50,7 @@ def test_a_partition_is_exported_and_imported(tmp_path: Path, capsys: Any) -> No
     """Under any name: its suffix says nothing."""
     file = str(tmp_path / "part")
     assert main([*DIGITS, "--data.beta", "0.3", "--data.num_clients", "4", "--export", file]) == 0
-    saved = Partition.load(file, digits().train_labels)
+    saved = Partition.load(file, Digits().read().train_labels)
     assert first_and_hash(capsys)[1] == saved.hash and saved.num_clients == 4
     again = [*DIGITS, "--data.partition_file", file]
     assert main([*again, "--data.num_clients", "4"]) == 0

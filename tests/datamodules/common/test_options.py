@@ -30,6 +30,8 @@ def test_integers_have_a_smallest_value(name: str) -> None:
     [
         ({"flip": 1.5}, "data.flip is 1.5; it is a probability"),
         ({"labelled_holdout": 1.0}, "data.labelled_holdout is 1.0; it is a share"),
+        ({"label_fraction": 0.0}, "data.label_fraction is 0.0; it is a share"),
+        ({"beta": 0.0}, "data.beta is 0.0; it is a concentration"),
         ({"partition_seed": 2**32}, "partition_seed is 4294967296; NumPy takes 0 to 2^32 - 1"),
         ({"split_seed": -1}, "split_seed is -1; NumPy takes 0 to 2^32 - 1"),
         ({"test_std": [0.0]}, "data.test_std is [0.0]; give finite numbers above 0"),
@@ -51,6 +53,7 @@ def test_the_seed_of_the_run_takes_the_place_of_none() -> None:
     ("options", "words"),
     [
         ({"labelled_holdout": 0.5, "balanced_holdout": 10}, "both replace the test set"),
+        ({"validation": 9, "partition_file": "x"}, "leave one out"),
         ({"hidden_labels": "pooled", "union_mode": "labelled"}, "some of them twice: choose data.union_mode=none"),
     ],
 )

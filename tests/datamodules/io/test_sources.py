@@ -12,11 +12,26 @@ import torch
 from scipy.io import savemat
 from torchvision import datasets
 
+from datamodules import fashion_mnist, mnist
+from datamodules.cifar10 import CIFAR10
+from datamodules.cifar100 import CIFAR100
 from datamodules.common.errors import DataError
+from datamodules.digits import Digits
+from datamodules.fashion_mnist import FashionMNIST
 from datamodules.io import sources
 from datamodules.io.sources import Arrays
+from datamodules.mnist import MNIST
+from datamodules.svhn import SVHN
 
 CACHE_FIELDS = ("train_images", "train_labels", "test_images", "test_labels", "class_names")
+
+
+def name_of(cls):
+    return cls.__module__.split(".")[-1]
+
+
+def reading(cls, folder):
+    return cls(data_dir=str(folder)).read()
 
 
 def pictures(count, height=32, width=32, channels=3, seed=0):
@@ -96,13 +111,11 @@ def test_arrays_that_do_not_fit_together_are_refused(changes, message):
 
 
 @pytest.mark.usefixtures("counts", "offline")
-@pytest.mark.parametrize(
-    "read", [sources.cifar10, sources.cifar100, sources.svhn, sources.fashion_mnist, sources.mnist]
-)
-def test_the_cache_comes_first(tmp_path, read):
-    path = tmp_path / f"{read.__name__}.npz"
+@pytest.mark.parametrize("cls", [CIFAR10, CIFAR100, SVHN, FashionMNIST, MNIST])
+def test_the_cache_comes_first(tmp_path, cls):
+    path = tmp_path / f"{name_of(cls)}.npz"
     save(path, train_labels=np.array([0, 1, 2, 0, 1, 2], np.int16))
-    arrays = read(tmp_path)
+    arrays = reading(cls, tmp_path)
     assert_same(arrays, content())
     assert arrays.sha256 == {path.name: digest(path)}
     assert torch.from_numpy(arrays.train_images).shape == (6, 32, 32, 3)
@@ -128,7 +141,7 @@ def test_a_damaged_cache_gives_one_error(tmp_path, damage, message):
     save(path)
     damage(path)
     with pytest.raises(DataError, match=rf"cifar10: .*cifar10.npz .file 1 of 1. is damaged .*{message}.*or delete it"):
-        sources.cifar10(tmp_path)
+        reading(CIFAR10, tmp_path)
 
 
 def test_a_part_of_a_data_set_is_not_taken_for_the_whole(tmp_path):
@@ -136,7 +149,7 @@ def test_a_part_of_a_data_set_is_not_taken_for_the_whole(tmp_path):
     with pytest.raises(
         DataError, match=r"the training and test images per class are \(\(2, 2, 2\).* instead of \(\(4948"
     ):
-        sources.svhn(tmp_path)
+        reading(SVHN, tmp_path)
 
 
 def test_a_data_set_of_ones_own_may_have_any_size(tmp_path):
@@ -199,7 +212,7 @@ def publish(monkeypatch):
     """Make the content that ``write_mnist`` writes the published one of MNIST."""
     with TemporaryDirectory() as folder:
         for file in write_mnist(Path(folder), False):
-            monkeypatch.setitem(sources.MNIST_MD5, file.name.removesuffix("-ubyte"), md5(file))
+            monkeypatch.setitem(mnist.MD5, file.name.removesuffix("-ubyte"), md5(file))
 
 
 def write_mnist(folder, compress):
@@ -218,10 +231,10 @@ def write_mnist(folder, compress):
 
 
 @pytest.mark.usefixtures("counts", "offline")
-@pytest.mark.parametrize(("read", "kind"), [(sources.cifar10, datasets.CIFAR10), (sources.cifar100, datasets.CIFAR100)])
-def test_cifar_files(tmp_path, monkeypatch, read, kind):
+@pytest.mark.parametrize(("cls", "kind"), [(CIFAR10, datasets.CIFAR10), (CIFAR100, datasets.CIFAR100)])
+def test_cifar_files(tmp_path, monkeypatch, cls, kind):
     files = write_cifar(tmp_path, monkeypatch, kind)
-    arrays = read(tmp_path)
+    arrays = reading(cls, tmp_path)
     assert_same(arrays, content())
     assert arrays.sha256 == {file.name: digest(file) for file in files}
     assert not list(tmp_path.glob("*.npz"))  # fast to decode: nothing is written
@@ -229,27 +242,27 @@ def test_cifar_files(tmp_path, monkeypatch, read, kind):
     with pytest.raises(
         DataError, match=rf"{kind.base_folder}.* is damaged .*RuntimeError: .*corrupted.*Provide an intact copy"
     ):
-        read(tmp_path)
+        reading(cls, tmp_path)
 
 
 @pytest.mark.usefixtures("counts", "offline")
 def test_svhn_files_and_its_digit_zero(tmp_path, monkeypatch):
     files = write_svhn(tmp_path, monkeypatch)
-    arrays = sources.svhn(tmp_path)
+    arrays = reading(SVHN, tmp_path)
     assert_same(arrays, content(class_names="0123456789"))
     assert arrays.sha256 == {file.name: digest(file) for file in files}
 
 
 @pytest.mark.usefixtures("counts", "offline")
 @pytest.mark.parametrize("compress", [False, True])
-@pytest.mark.parametrize(("read", "folder"), [(sources.mnist, "MNIST"), (sources.fashion_mnist, "FashionMNIST")])
-def test_mnist_files(tmp_path, monkeypatch, read, folder, compress):
+@pytest.mark.parametrize(("cls", "folder"), [(MNIST, "MNIST"), (FashionMNIST, "FashionMNIST")])
+def test_mnist_files(tmp_path, monkeypatch, cls, folder, compress):
     files = write_mnist(tmp_path / folder / "raw", compress)
     if folder == "MNIST":
         with pytest.raises(DataError, match=r"mnist: .*train-images-idx3-ubyte.*MD5 .* instead of 6bbc9ace"):
-            read(tmp_path)
+            reading(cls, tmp_path)
         publish(monkeypatch)
-    arrays = read(tmp_path)
+    arrays = reading(cls, tmp_path)
     np.testing.assert_array_equal(arrays.train_images, pictures(6, 28, 28, 1, seed=3))
     assert arrays.train_labels.tolist() == [0, 1, 2, 0, 1, 2] and arrays.test_labels.tolist() == [2, 1, 0]
     assert arrays.test_images.shape == (3, 28, 28, 1) and arrays.train_images.flags.writeable
@@ -257,7 +270,7 @@ def test_mnist_files(tmp_path, monkeypatch, read, folder, compress):
     assert arrays.sha256 == {file.name: digest(file) for file in files}
     files[0].write_bytes(gzip.compress(b"\0\0\1\3" * 9) if compress else b"\0\0\1\3" * 9)
     with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte.*(not an IDX file|has the MD5)"):
-        read(tmp_path)
+        reading(cls, tmp_path)
 
 
 def test_the_digests_are_those_of_the_published_files():
@@ -268,7 +281,7 @@ def test_the_digests_are_those_of_the_published_files():
         "t10k-images-idx3": "2646ac647ad5339dbf082846283269ea",
         "t10k-labels-idx1": "27ae3e4e09519cfbb04c329615203637",
     }
-    assert published == sources.MNIST_MD5
+    assert published == mnist.MD5
 
 
 # --- download
@@ -288,38 +301,38 @@ def fake_downloads(monkeypatch):
 
 
 @pytest.mark.usefixtures("counts")
-@pytest.mark.parametrize("read", [sources.cifar10, sources.svhn, sources.fashion_mnist, sources.mnist])
-def test_a_download_is_decoded_into_the_cache_alone(tmp_path, monkeypatch, read):
+@pytest.mark.parametrize("cls", [CIFAR10, SVHN, FashionMNIST, MNIST])
+def test_a_download_is_decoded_into_the_cache_alone(tmp_path, monkeypatch, cls):
     fake_downloads(monkeypatch)
-    monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", str(tmp_path / "not installed"))
+    monkeypatch.setattr(fashion_mnist, "DEBIAN", str(tmp_path / "not installed"))
     folder = tmp_path / "new" / "data"
-    first = read(folder)
-    cache = folder / f"{read.__name__}.npz"
+    first = reading(cls, folder)
+    cache = folder / f"{name_of(cls)}.npz"
     assert list(folder.iterdir()) == [cache]
     assert first.sha256 == {cache.name: digest(cache)}
     assert first.train_labels.tolist() == [0, 1, 2, 0, 1, 2]
-    second = read(folder)
+    second = reading(cls, folder)
     assert second.sha256 == first.sha256
     assert_same(second, {field: getattr(first, field) for field in CACHE_FIELDS})
-    other = read(tmp_path / "other")
+    other = reading(cls, tmp_path / "other")
     assert other.sha256 == first.sha256  # equal arrays, equal bytes
 
 
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(
-    ("read", "places", "remedy"),
+    ("cls", "places", "remedy"),
     [
-        (sources.cifar10, ["cifar10.npz", "cifar-10-batches-py/data_batch_1"], "copy cifar-10-batches-py"),
-        (sources.svhn, ["svhn.npz", "train_32x32.mat"], "copy the two .mat files"),
-        (sources.fashion_mnist, ["FashionMNIST/raw/train-images", "/fashion-mnist/"], "copy FashionMNIST"),
+        (CIFAR10, ["cifar10.npz", "cifar-10-batches-py/data_batch_1"], "copy cifar-10-batches-py"),
+        (SVHN, ["svhn.npz", "train_32x32.mat"], "copy the two .mat files"),
+        (FashionMNIST, ["FashionMNIST/raw/train-images", "/fashion-mnist/"], "copy FashionMNIST"),
     ],
 )
-def test_nothing_found_gives_one_error_with_places_reason_and_remedy(tmp_path, monkeypatch, read, places, remedy):
-    monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", "/nowhere/fashion-mnist")
+def test_nothing_found_gives_one_error_with_places_reason_and_remedy(tmp_path, monkeypatch, cls, places, remedy):
+    monkeypatch.setattr(fashion_mnist, "DEBIAN", "/nowhere/fashion-mnist")
     with pytest.raises(DataError) as info:
-        read(tmp_path)
+        reading(cls, tmp_path)
     message = str(info.value)
-    assert message.startswith(f"{read.__name__} was not found: looked for {tmp_path}")
+    assert message.startswith(f"{name_of(cls)} was not found: looked for {tmp_path}")
     assert all(place in message for place in [*places, remedy, str(tmp_path), "no network"])
     assert not list(tmp_path.iterdir())
 
@@ -329,7 +342,7 @@ def test_nothing_found_gives_one_error_with_places_reason_and_remedy(tmp_path, m
 
 def test_random_split_deals_all_images_out_anew():
     """Every image is on one side, 80 to 20, another way than published; the same seed gives the same split."""
-    published = sources.digits()
+    published = Digits().read()
     again, same = (sources.random_split(published, 7) for _ in range(2))
     assert len(again.train_labels) == int(0.8 * 1797)
     assert len(again.test_labels) == 1797 - int(0.8 * 1797)
@@ -346,6 +359,6 @@ def test_random_split_deals_all_images_out_anew():
 
 def test_random_split_needs_images_of_one_size():
     """ISIC's training and test images differ: its split is random already."""
-    published = sources.digits()
+    published = Digits().read()
     with pytest.raises(DataError, match="one size"):
         sources.random_split(dataclasses.replace(published, test_images=published.test_images[:, :16]), 0)

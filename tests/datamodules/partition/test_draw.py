@@ -8,14 +8,13 @@ from datamodules.partition import draw as draw_module
 from datamodules.partition.draw import (
     balanced_holdout,
     draw,
-    draw_without,
     labelled_holdout,
-    split_rule,
+    shares,
     stream_seed,
     validation_images,
 )
 from datamodules.partition.partition import Partition, unlabelled_sets
-from datamodules.partition.scenarios import labels_at_partial_clients
+from datamodules.partition.scenarios import Draw
 from datamodules.partition.split import labelled_pool, pairs
 from federations import SCENARIOS, make_data
 
@@ -30,14 +29,11 @@ def options(scenario, **changes):
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_partition_of_the_rest_is_that_of_a_data_set_without_the_held_images(scenario):
-    held = np.array([0, 5, 17, 599])
-    rest = np.delete(np.arange(600), held)
-    made, alone = draw_without(options(scenario), labels, held, SEED), draw(options(scenario), labels[rest], SEED)
-    made.validate(600)
-    for ours, theirs in zip([*made.labelled, *made.unlabelled], [*alone.labelled, *alone.unlabelled], strict=True):
-        assert ours.tolist() == rest[theirs].tolist()
-    assert made.server.tolist() == rest[alone.server].tolist()
-    assert made.pool.tolist() == rest[alone.pool].tolist()
+    made = shares(options(scenario, validation=4), labels, SEED)
+    rest = np.delete(np.arange(600), made.validation)
+    alone = draw(options(scenario), labels[rest], SEED)
+    made.partition.validate(600)
+    assert made.partition.hash == alone.moved(rest).hash and len(rest) == 596
 
 
 def test_a_holdout_leaves_stand_ins_where_they_are():
@@ -54,25 +50,6 @@ def test_a_holdout_leaves_stand_ins_where_they_are():
     ):
         stand_in = dict(zip(before, whole, strict=False))
         assert [stand_in[position] for position in after] == less[: len(after)].tolist()
-
-
-def test_validation_images_are_distinct_ascending_and_repeat():
-    first, again = (validation_images({"validation": 50, "partition_file": None}, 600, SEED) for _ in range(2))
-    assert first.tolist() == again.tolist() == sorted({*first.tolist()})
-    assert len(first) == 50
-    other = validation_images({"validation": 50, "partition_file": None}, 600, SEED + 1)
-    assert other.tolist() != first.tolist()
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_holdout_is_a_share_of_the_labels_and_leaves_each_site_one(scenario):
-    made = draw(options(scenario), labels, SEED)
-    parts = [{*part.tolist()} for part in (*made.labelled, made.server)]
-    held = labelled_holdout(made, 0.5, SEED)
-    assert len(held) == round(0.5 * sum(map(len, parts)))
-    assert {*held.tolist()} <= set.union(*parts)
-    assert all(part - {*held.tolist()} for part in parts if part)
-    assert held.tolist() == labelled_holdout(made, 0.5, SEED).tolist() == sorted(held.tolist())
 
 
 def test_pairs_meet_the_pools_in_the_order_of_their_draw_and_a_generator_of_their_own():
@@ -102,11 +79,7 @@ def test_a_draw_is_repeated_from_its_stream_until_the_labelled_clients_hold_enou
     given = options("partial_clients", labelled_pick="index0", **SKEWED)
     made = draw(given | {"labelled_min_per_class": 12}, labels, SEED)
     rng = np.random.RandomState(SEED)
-    split = split_rule(given, "dirichlet")
-    drawn = [
-        labels_at_partial_clients(labels, 8, rng, split=split, labelled_clients=3, rule="index0")
-        for _ in range(made.redraws + 1)
-    ]
+    drawn = [Draw(given, labels, rng).partition() for _ in range(made.redraws + 1)]
     assert made.redraws > 0 and made.hash == drawn[-1].hash
     assert [least_of_a_class(one, 3) >= 12 for one in drawn] == [False] * made.redraws + [True]
     plain = draw(given, labels, SEED)
@@ -129,15 +102,15 @@ def test_the_count_of_draws_goes_along(tmp_path):
     made.save(tmp_path / "partition.json", labels)
     assert Partition.load(tmp_path / "partition.json", labels).redraws == made.redraws
     saved = options("partial_clients", **SKEWED, partition_file=str(tmp_path / "partition.json"))
-    assert draw(saved | {"labelled_min_per_class": 12}, labels, SEED).redraws == made.redraws
+    assert shares(saved | {"labelled_min_per_class": 12}, labels, SEED).partition.redraws == made.redraws
     with pytest.raises(DataError, match=r"labelled_min_per_class=55: .* the only one"):
-        draw(saved | {"labelled_min_per_class": 55}, labels, SEED)
+        shares(saved | {"labelled_min_per_class": 55}, labels, SEED)
 
 
 @pytest.mark.parametrize(
     ("least", "says"),
     [
-        (61, r"the labelled clients \(3\) must together hold that many .*the rarest class has only 60: label more"),
+        (61, r"the labelled clients must together hold that many .*the rarest class has only 60: label more"),
         (60, "they did in none of 20 partitions: label more clients .*a larger data.beta, or a smaller"),
     ],
 )
@@ -157,18 +130,18 @@ def test_a_named_stream_has_partitions_of_its_own():
 
 
 def test_a_balanced_holdout_has_equally_many_of_every_class():
-    given = {"balanced_holdout": 50, "partition_file": None}
+    given = {"balanced_holdout": 50}
     held, again, other = (balanced_holdout(given, labels, seed) for seed in (SEED, SEED, SEED + 1))
     assert np.bincount(labels[held]).tolist() == [5] * 10
     assert held.tolist() == again.tolist() == sorted({*held.tolist()}) != other.tolist()
-    beside = validation_images({"validation": 80, "partition_file": None}, 600, SEED, held)
+    beside = validation_images({"validation": 80}, 600, SEED, held)
     assert len(beside) == 30 and not {*beside.tolist()} & {*held.tolist()}
 
 
 def test_holdouts_that_cannot_be():
-    for count, file in ((55, None), (600, None), (50, "x")):
+    for count in (55, 600):
         with pytest.raises(ConfigError, match=r"balanced_holdout=.*10 classes, up to 590"):
-            balanced_holdout({"balanced_holdout": count, "partition_file": file}, labels, SEED)
-    for count, file in ((5, None), (600, None), (50, "x")):
-        with pytest.raises(ConfigError, match=r"validation=.*600 training images .*, and no data.partition_file"):
-            validation_images({"validation": count, "partition_file": file}, 600, SEED, np.arange(10))
+            balanced_holdout({"balanced_holdout": count}, labels, SEED)
+    for count in (5, 600):
+        with pytest.raises(ConfigError, match=r"validation=.*600 training images"):
+            validation_images({"validation": count}, 600, SEED, np.arange(10))

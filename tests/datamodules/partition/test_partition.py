@@ -8,16 +8,18 @@ from numpy.random import RandomState
 
 from datamodules.common.errors import DataError
 from datamodules.partition.partition import Partition, unlabelled_sets
-from datamodules.partition.scenarios import labels_at_all_clients
-from datamodules.partition.split import iid, labelled_pool
+from datamodules.partition.split import labelled_pool
+from label_pools import drawn
 
 small_labels = np.arange(120) % 4
 
 
-def small(seed=0, **changes):
-    partition = labels_at_all_clients(small_labels, 3, RandomState(seed), split=iid, num_labels=24)
-    fields = {name: getattr(partition, name) for name in ("labelled", "unlabelled", "server", "pool")}
-    return Partition(**{**fields, **changes})
+def spread(seed, **options):
+    return drawn(small_labels, 3, seed, scenario="all_clients", partition="iid", **options)
+
+
+def small():
+    return spread(0, num_labels=24)
 
 
 def test_hash_is_the_sha256_of_lengths_and_values():
@@ -103,26 +105,26 @@ def test_unlabelled_sets_begin_with_the_labelled_samples():
 
 def test_unlabelled_sets_by_the_released_index():
     """The place in the labelled pool as it was drawn, class by class, is the place in the unlabelled pool."""
-    partition = labels_at_all_clients(small_labels, 3, RandomState(3), split=iid, num_labels=28)
-    drawn, pool = labelled_pool(small_labels, 7, RandomState(3), order="dataset")
-    assert partition.labelled_pool.tolist() == drawn.tolist() != sorted(drawn)
+    partition = spread(3, num_labels=28)
+    stored, pool = labelled_pool(small_labels, 7, RandomState(3), order="dataset")
+    assert partition.labelled_pool.tolist() == stored.tolist() != sorted(stored)
     assert partition.pool.tolist() == pool.tolist()
     sets = unlabelled_sets(partition, "code_index")
     for own, labelled, joint in zip(partition.unlabelled, partition.labelled, sets, strict=True):
-        front = [pool[drawn.tolist().index(position)] for position in labelled]
+        front = [pool[stored.tolist().index(position)] for position in labelled]
         assert joint.tolist() == [*front, *own]
 
 
 def test_the_released_index_needs_a_labelled_pool(tmp_path):
     """It travels with a saved partition; without it there is no place to look up."""
     path = tmp_path / "split.json"
-    whole = labels_at_all_clients(small_labels, 3, RandomState(3), split=iid, num_labels=28)
+    whole = spread(3, num_labels=28)
     whole.save(path, small_labels)
     loaded = Partition.load(path, small_labels)
     for ours, theirs in zip(unlabelled_sets(loaded, "code_index"), unlabelled_sets(whole, "code_index"), strict=True):
         assert ours.tolist() == theirs.tolist()
     assert loaded.hash == whole.hash == Partition(whole.labelled, whole.unlabelled, whole.server, whole.pool).hash
-    for options in ({"fraction": 0.3}, {"num_labels": 72}):
-        lacking = labels_at_all_clients(small_labels, 3, RandomState(3), split=iid, **options)
+    for options in ({"label_fraction": 0.3}, {"num_labels": 72}):
+        lacking = spread(3, **options)
         with pytest.raises(DataError, match=r"no labelled pool.*num_labels.*union_mode"):
             unlabelled_sets(lacking, "code_index")

@@ -1,4 +1,4 @@
-from functools import partial
+"""The three scenarios: published partitions, and laws that every one keeps."""
 
 import numpy as np
 import pytest
@@ -7,16 +7,19 @@ from hypothesis import strategies as st
 from numpy.random import RandomState
 
 from datamodules.common.errors import ConfigError, DataError
-from datamodules.partition.scenarios import labels_at_all_clients, labels_at_partial_clients, labels_at_server
-from datamodules.partition.split import dirichlet, iid
+from datamodules.partition.split import iid
+from label_pools import drawn, sorted_labels
 
-SVHN = np.repeat(np.arange(10), (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659))
-ISIC = np.repeat(np.arange(7), (261, 425, 873, 88, 889, 5363, 113))
-CIFAR100 = np.repeat(np.arange(100), 500)
+SVHN = sorted_labels((4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659))
+ISIC = sorted_labels((261, 425, 873, 88, 889, 5363, 113))
+CIFAR100 = sorted_labels([500] * 100)
 SVHN_LABELLED = [15, 292, 986, 116, 63, 1285, 1352, 1438, 807, 267]
 SVHN_SIZES = [6621, 4594, 7578, 7972, 9178, 7781, 8852, 6374, 8311, 5996]
-svhn_partition = partial(labels_at_partial_clients, SVHN, split=partial(dirichlet, beta=0.75))
 small_labels = np.arange(120) % 4
+
+
+def svhn_partition(num_clients, seed=1337, **options):
+    return drawn(SVHN, num_clients, seed, beta=0.75, **options)
 
 
 def sizes(parts):
@@ -27,7 +30,7 @@ def sizes(parts):
 
 
 def test_published_svhn_partition():
-    partition = svhn_partition(10, RandomState(1337))
+    partition = svhn_partition(10)
     partition.validate(len(SVHN))
     counts = partition.histogram(SVHN, 10)
     assert counts.sum(axis=1).tolist() == SVHN_SIZES
@@ -37,10 +40,10 @@ def test_published_svhn_partition():
 
 
 def test_published_isic_and_cifar100_partitions():
-    isic = labels_at_partial_clients(ISIC, 10, RandomState(10087), split=partial(dirichlet, beta=0.8))
+    isic = drawn(ISIC, 10, 10087)
     assert isic.histogram(ISIC, 7).sum(axis=1).tolist() == [589, 2567, 583, 231, 348, 1204, 567, 939, 484, 500]
     assert isic.histogram(ISIC, 7)[0].tolist() == [16, 151, 11, 4, 5, 390, 12]
-    cifar = labels_at_partial_clients(CIFAR100, 10, RandomState(1337), split=partial(dirichlet, beta=0.8))
+    cifar = drawn(CIFAR100, 10, 1337)
     counts = cifar.histogram(CIFAR100, 100)
     assert counts.sum(axis=1).tolist() == [5101, 5079, 5071, 4565, 5040, 5097, 4941, 5098, 5000, 5008]
     assert np.flatnonzero((counts > 0).all(axis=1)).tolist() == [0]
@@ -50,11 +53,11 @@ def test_published_isic_and_cifar100_partitions():
     ("num_clients", "labelled"), [(5, 16344), (10, 6621), (15, 5451), (25, 2907), (35, 2015), (50, 1461)]
 )
 def test_labelled_sizes_when_the_number_of_clients_varies(num_clients, labelled):
-    repartitioned = svhn_partition(num_clients, RandomState(1337))
+    repartitioned = svhn_partition(num_clients)
     assert len(repartitioned.labelled[0]) == labelled
-    kept = svhn_partition(num_clients, RandomState(1337), labelled_from=10)
+    kept = svhn_partition(num_clients, labelled_from=10)
     kept.validate(len(SVHN))
-    reference = svhn_partition(10, RandomState(1337))
+    reference = svhn_partition(10)
     assert kept.num_clients == num_clients
     assert kept.labelled[0].tolist() == reference.labelled[0].tolist()
     assert kept.histogram(SVHN, 10).sum() == len(SVHN)
@@ -62,9 +65,9 @@ def test_labelled_sizes_when_the_number_of_clients_varies(num_clients, labelled)
 
 
 def test_two_labelled_clients_of_the_published_partition_and_the_upper_bound():
-    one = svhn_partition(10, RandomState(1337))
-    two = svhn_partition(10, RandomState(1337), labelled_clients=2, picked=1)
-    every = svhn_partition(10, RandomState(1337), labelled_clients=10)
+    one = svhn_partition(10)
+    two = svhn_partition(10, labelled_clients=2, picked=1)
+    every = svhn_partition(10, labelled_clients=10)
     assert sizes(two.labelled) == [6621, 4594, *[0] * 8]
     assert (two.histogram(SVHN, 10, "labelled")[:2] > 0).all()
     for other in (two, every):
@@ -74,21 +77,19 @@ def test_two_labelled_clients_of_the_published_partition_and_the_upper_bound():
 
 
 def test_a_given_histogram_makes_client_0():
-    partition = svhn_partition(10, RandomState(3), labelled_histogram=SVHN_LABELLED)
+    partition = svhn_partition(10, 3, labelled_histogram=SVHN_LABELLED)
     partition.validate(len(SVHN))
     assert partition.histogram(SVHN, 10)[0].tolist() == SVHN_LABELLED
     others = partition.histogram(SVHN, 10)[1:]
     assert others.sum() == len(SVHN) - 6621 and others.sum(axis=1).min() >= 10
     # the cap is that of nine clients sharing the rest: nobody can pass it by more than one class
     assert others.sum(axis=1).max() < (len(SVHN) - 6621) / 9 + others.max()
-    ordered = labels_at_partial_clients([0, 0, 1, 1, 1, 0], 2, RandomState(0), split=iid, labelled_histogram=[2, 1])
+    ordered = drawn(np.array([0, 0, 1, 1, 1, 0]), 2, 0, partition="iid", labelled_histogram=[2, 1])
     assert sizes(ordered.labelled) == [3, 0] and sizes(ordered.unlabelled) == [0, 3]
 
 
 def test_hash_of_a_published_partition_is_pinned():
-    assert (
-        svhn_partition(10, RandomState(1337)).hash == "6da3373b2b69ff8b024c64fce261c913be174290dc84e3f3bda07552f86b39cd"
-    )
+    assert svhn_partition(10).hash == "6da3373b2b69ff8b024c64fce261c913be174290dc84e3f3bda07552f86b39cd"
 
 
 # --- scenarios
@@ -97,27 +98,26 @@ def test_hash_of_a_published_partition_is_pinned():
 @st.composite
 def requests(draw):
     labels = np.array(draw(st.permutations(np.arange(draw(st.integers(60, 120))) % 4)))
-    split = draw(st.sampled_from([iid, partial(iid, remainder="last"), partial(dirichlet, beta=1.0, min_size=1)]))
-    return labels, split, draw(st.sampled_from([1, 2, 4, 5])), draw(st.integers(0, 2**32 - 1))
+    kinds = ({"partition": "iid"}, {"partition": "iid", "iid_remainder": "last"}, {"beta": 1.0, "min_size": 1})
+    return labels, draw(st.sampled_from(kinds)), draw(st.sampled_from([1, 2, 4, 5])), draw(st.integers(0, 2**32 - 1))
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(requests(), st.integers(1, 5), st.sampled_from(["all_classes_closest", "index0", "random"]))
 def test_every_scenario_gives_a_valid_partition_that_its_seed_repeats(request, labelled, rule):
     labels, split, num_clients, seed = request
-    makers = (
-        partial(labels_at_partial_clients, labelled_clients=min(labelled, num_clients), rule=rule),
-        partial(labels_at_server, num_labels=8),
-        partial(labels_at_all_clients, num_labels=20),
-        partial(labels_at_all_clients, num_labels=20, shuffle_pool=False, order="class"),
-        partial(labels_at_all_clients, fraction=0.3),
-    )
-    for make in makers:
-        first, again = (make(labels, num_clients, RandomState(seed), split=split) for _ in range(2))
+    for options in (
+        {"labelled_clients": min(labelled, num_clients), "labelled_pick": rule},
+        {"scenario": "server", "num_labels": 8},
+        {"scenario": "all_clients", "num_labels": 20},
+        {"scenario": "all_clients", "num_labels": 20, "labelled_pool_order": "dataset"},
+        {"scenario": "all_clients", "label_fraction": 0.3},
+    ):
+        first, again = (drawn(labels, num_clients, seed, **split, **options) for _ in range(2))
         first.validate(len(labels))
         assert first.num_clients == num_clients
         assert first.hash == again.hash
-        if split is not iid:  # nobody's samples are left over
+        if split != {"partition": "iid"}:  # nobody's samples are left over
             held = np.concatenate([*first.labelled, *first.unlabelled, first.server])
             assert sorted(held) == list(range(len(labels)))
         every = np.concatenate([*first.labelled, first.server, first.pool])
@@ -126,21 +126,20 @@ def test_every_scenario_gives_a_valid_partition_that_its_seed_repeats(request, l
 
 def test_labels_at_server_balances_labels_and_stores_the_pool_class_by_class():
     labels = RandomState(1).permutation(np.repeat(np.arange(10), 503))
-    partition = labels_at_server(labels, 100, RandomState(0), split=iid, num_labels=40)
+    partition, other = (drawn(labels, 100, seed, scenario="server", partition="iid", num_labels=40) for seed in (0, 1))
     assert np.bincount(labels[partition.server]).tolist() == [4] * 10
     assert (np.diff(labels[partition.pool]) >= 0).all() and len(partition.pool) == 4990
     assert sizes(partition.unlabelled) == [49] * 100  # floor(4990 / 100); 90 samples belong to nobody
     assert sizes(partition.labelled) == [0] * 100
-    other = labels_at_server(labels, 100, RandomState(1), split=iid, num_labels=40)
     assert set(other.server) != set(partition.server)
 
 
 @pytest.mark.parametrize(("fraction", "expected"), [(0.1, 3), (0.001, 1), (0.5, 15), (1.0, 30)])
 def test_fraction_labels_a_part_of_each_clients_own_samples(fraction, expected):
-    split = partial(iid, stratified=True)
-    partition = labels_at_all_clients(small_labels, 4, RandomState(0), split=split, fraction=fraction)
+    options = {"scenario": "all_clients", "partition": "iid", "iid_stratified": True, "label_fraction": fraction}
+    partition = drawn(small_labels, 4, 0, **options)
     assert sizes(partition.labelled) == [expected] * 4 and sizes(partition.unlabelled) == [30 - expected] * 4
-    plain = split(small_labels, 4, rng=RandomState(0))
+    plain = iid(small_labels, 4, RandomState(0), stratified=True)
     for labelled, unlabelled, own in zip(partition.labelled, partition.unlabelled, plain, strict=True):
         assert set(labelled) | set(unlabelled) == set(own)
 
@@ -148,20 +147,23 @@ def test_fraction_labels_a_part_of_each_clients_own_samples(fraction, expected):
 HISTOGRAM = "labelled_histogram=.*: give a number of images for each class, up to"
 
 
+EVERYBODY = {"scenario": "all_clients"}
+
+
 @pytest.mark.parametrize(
-    ("make", "options", "error", "message"),
+    ("options", "error", "message"),
     [
-        (labels_at_partial_clients, {"labelled_histogram": [1, 1, 1]}, DataError, HISTOGRAM),
-        (labels_at_partial_clients, {"labelled_histogram": [1, 31, 1, 1]}, DataError, HISTOGRAM),
-        (labels_at_partial_clients, {"labelled_histogram": [0] * 4}, DataError, HISTOGRAM),
-        (labels_at_partial_clients, {"labelled_histogram": [30, 30, 30, 29]}, DataError, HISTOGRAM),
-        (labels_at_partial_clients, {"labelled_histogram": [9] * 4, "labelled_from": 2}, ConfigError, "only picked"),
-        (labels_at_server, {"num_labels": 10}, DataError, "not a multiple of 4 classes: choose 8 or 12"),
-        (labels_at_server, {"num_labels": 124}, DataError, "31 samples of class 0"),
-        (labels_at_all_clients, {}, ConfigError, "num_labels=None, label_fraction=None, labels_per_class=None"),
-        (labels_at_all_clients, {"fraction": 0.1, "labelled_split": iid}, ConfigError, "labelled_partition=given"),
+        ({"labelled_histogram": [1, 1, 1]}, DataError, HISTOGRAM),
+        ({"labelled_histogram": [1, 31, 1, 1]}, DataError, HISTOGRAM),
+        ({"labelled_histogram": [0] * 4}, DataError, HISTOGRAM),
+        ({"labelled_histogram": [30, 30, 30, 29]}, DataError, HISTOGRAM),
+        ({"labelled_histogram": [9] * 4, "labelled_from": 2}, ConfigError, "only picked"),
+        ({"scenario": "server", "num_labels": 10}, DataError, "not a multiple of 4 classes: choose 8 or 12"),
+        ({"scenario": "server", "num_labels": 124}, DataError, "31 samples of class 0"),
+        (EVERYBODY, ConfigError, "num_labels=None, label_fraction=None, labels_per_class=None"),
+        ({**EVERYBODY, "label_fraction": 0.1, "labelled_partition": "iid"}, ConfigError, "labelled_partition=iid"),
     ],
 )
-def test_impossible_scenarios(make, options, error, message):
+def test_impossible_scenarios(options, error, message):
     with pytest.raises(error, match=message):
-        make(small_labels, 3, RandomState(0), split=iid, **options)
+        drawn(small_labels, 3, 0, partition="iid", **options)

@@ -68,7 +68,7 @@ def test_labelled_pool_shuffles_class_by_class_with_a_generator():
 
 def test_labelled_pool_refuses_more_labels_than_a_class_has():
     with pytest.raises(DataError, match="cannot label 3 samples of class 1: it has 2"):
-        labelled_pool([0, 0, 0, 1, 1], 3)
+        labelled_pool(np.array([0, 0, 0, 1, 1]), 3)
 
 
 # --- labelled clients
