@@ -17,8 +17,8 @@ from pydantic import (
 
 from benchmark.config import Reading, Scale
 from benchmark.registry import unknown
+from benchmark.runs.records import problem
 from datamodules.common.errors import ConfigError
-from datamodules.common.yaml import problem
 
 METRICS = ("acc", "acc_clients", "acc_worst_clients", "auc", "precision", "recall", "loss")
 COLUMNS = (
