@@ -4,9 +4,9 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.arguments import build
-from benchmark.commands.common import asked_help, require
+from benchmark.commands.common import asked_help
 from benchmark.config import apply, class_spec
+from benchmark.registry import build
 from datamodules.common.errors import ConfigError
 
 ABOUT = (
@@ -34,7 +34,6 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     if asked_help(dotted):
         return 0
     values = apply({}, {"data": options.data, **dotted})
-    require("data", values)
     spec, seed = class_spec("data", values["data"]), options.seed
     data = build(spec, "data", data_dir=options.data_dir, **({} if seed is None else {"run_seed": seed}))
     fixed = data.hparams.partition_seed

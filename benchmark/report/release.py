@@ -12,8 +12,7 @@ from benchmark.report.formats import pipe_table
 from benchmark.runs.code_identity import package_version
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import READING, Record, Row, code_versions, read_record, read_rows
-from benchmark.suites.places import Place, places, places_of
-from benchmark.suites.suite import Suite
+from benchmark.suites.suite import Place, Suite, places, places_of
 from datamodules.common.errors import ConfigError
 from datamodules.common.files import write_atomic
 from datamodules.common.yaml import dump_yaml

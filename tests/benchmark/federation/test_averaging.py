@@ -5,7 +5,7 @@ import io
 import pytest
 import torch
 
-from federations import contract_federation, few_data, make_federation, run_rows
+from federations import few_data, make_federation, run_rows
 
 
 def run_of(average_last, rounds=4, **args):
@@ -26,15 +26,6 @@ def test_averaging_changes_nothing_that_is_trained_or_recorded():
     assert plain.averaged is None and plain.summed == {} and rows == others
     assert all(torch.equal(other.server[name], value) for name, value in servers[-1].items())
     assert all(torch.equal(other.method.registered()[name], value) for name, value in servers[-1].items())
-
-
-@pytest.mark.parametrize("slots", [None, 2])
-def test_the_reading_is_that_of_the_mean_of_the_last_rounds(slots):
-    federation, rows, servers = run_of(3, slots=slots)
-    mean = {name: torch.stack([one[name].double() for one in servers[1:]]).mean(dim=0) for name in servers[0]}
-    federation.method.load_tensors({name: value.float() for name, value in mean.items()})
-    assert federation.averaged == {"rounds": 3, **federation.evaluate()}
-    assert federation.averaged["auc"] not in [row["auc"] for row in rows]
 
 
 def test_one_round_is_the_last_one_and_a_short_run_is_averaged_whole():
@@ -67,11 +58,3 @@ def test_a_resumed_run_averages_to_the_same_bits(stop):
     second.run()
     assert second.averaged == whole.averaged
     assert all(torch.equal(second.summed[name], value) for name, value in whole.summed.items())
-
-
-def test_a_head_that_only_the_server_holds_is_averaged_with_its_body():
-    """FedCon's clients never see the head; averaged features under the last round's head would be another model."""
-    federation = contract_federation("fedcon")
-    federation.run()
-    heads = [name for name in federation.summed if name.startswith("model.head")]
-    assert heads and all(federation.method.scope(name) == "server" for name in heads)

@@ -1,29 +1,22 @@
 """The reference engine: equal to plain torch, optimisers in their scopes, errors that say where."""
 
-import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
 
-from benchmark.contract.federations import half_trained
 from datamodules.base import SiteData
 from datamodules.common.errors import RunError
 from datamodules.common.streams import generator
 from federations import (
     SIDE,
-    FewDigits,
     Unaugmented,
-    different,
     few_federation,
-    make_federation,
     run_rows,
     site_of,
     visited,
 )
 from methods import models
-from methods.base import Visit
 
 ROUNDS = 2
 
@@ -55,44 +48,6 @@ def test_one_client_is_a_plain_training_loop(reset):
     trained = {f"model.{k}": v for k, v in model.state_dict().items()}
     assert trained.keys() == run.server.keys()
     assert all(torch.equal(v, run.server[k]) for k, v in trained.items())
-
-
-class Epochs(IterableDataset):
-    """What client 0 trains on in a round, one round after the other."""
-
-    def __init__(self, run):
-        self.run, self.rounds = run, 0
-
-    def __iter__(self):
-        site = site_of(self.run, Visit(round=self.rounds, size=self.run.data.client(0).size))
-        self.rounds += 1
-        return site.batches(self.run.method.local_work(site), 0)
-
-
-def test_one_client_that_holds_everything_is_central_training():
-    """A plain Trainer over the same epochs ends at the same bits, with labels, pseudo-labels and kept momentum."""
-    args = {"lr_schedule": "constant", "server_momentum": 0.0, "local_epochs": 1}
-
-    def made():
-        data = FewDigits(
-            scenario="all_clients", num_clients=1, num_labels=100, pipeline="randaugment_uniform", side=SIDE
-        )
-        data.setup()
-        return make_federation("methods.ablations.fixmatch.EveryStep", data, ROUNDS, weights=half_trained(), **args)
-
-    run, central = made(), made()
-    assert run_rows(run)[-1]["pseudo/selected"] > 0
-    trainer = L.Trainer(
-        max_epochs=ROUNDS,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(central.method, DataLoader(Epochs(central), batch_size=None))
-    assert trainer.global_step == run.steps
-    assert different(central.method.tensors("shared"), run.method.tensors("shared")) == []
 
 
 class Normalised(Unaugmented):
