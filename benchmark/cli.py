@@ -12,7 +12,6 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from benchmark.arguments import parameters, type_in_words
 from benchmark.commands import (
     admit,
     describe,
@@ -29,7 +28,7 @@ from benchmark.commands import (
 from benchmark.commands.common import MAPPINGS, same_command
 from benchmark.launch.launchers import check_left_over
 from benchmark.launch.signals import STOPPED, stoppable
-from benchmark.registry import KINDS, find_class, known_names, one_line
+from benchmark.registry import KINDS, find_class, known_names, one_line, parameters, type_in_words
 from benchmark.runs.code_identity import code_version, package_version
 from benchmark.runs.console import printable
 from datamodules.common.errors import BenchError, ConfigError, Stopped
@@ -76,9 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BenchError as error:
         print(f"error: {printable(one_line(error))}", file=sys.stderr)
         return 2
-    except Stopped as stopped:
-        print(f"{stopped}; {same_command('--overwrite' in argv)} resumes", file=sys.stderr)
-        return STOPPED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would try once more when it exits
         return UNREAD
@@ -86,9 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror or error}; is the folder there, writable and not full?", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print(f"interrupted; {same_command('--overwrite' in argv)} resumes", file=sys.stderr)
-        return 130
+    except (Stopped, KeyboardInterrupt) as ended:
+        how, code = (str(ended), STOPPED) if isinstance(ended, Stopped) else ("interrupted", 130)
+        print(f"{how}; {same_command('--overwrite' in argv)} resumes", file=sys.stderr)
+        return code
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -122,11 +119,10 @@ def split_dotted(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
             rest.append(argument)
             continue
         name = name[2:].replace("-", "_")
-        if name == "slurm" and not given and (theirs := next(arguments, None)) is not None:
-            rest.append(f"--slurm={theirs}")  # options of sbatch, spelled as they are
-            continue
         head, dot, _ = name.partition(".")
         if not dot or head not in (*KINDS, *MAPPINGS):
+            if name == "slurm" and not given:  # options of sbatch, spelled as they are
+                given, value = "=", next(arguments, "")
             rest.append(f"--{name}{given}{value}")
             continue
         if not given:
@@ -146,28 +142,28 @@ def _parsed(arguments: list[str]) -> Namespace:
         chosen: Namespace = top.parse_args(arguments, defaults=arguments[:1] != ["fit"])
     except ArgumentError as error:
         message = one_line(error).replace(f" {arguments[0]}.", " --") if arguments else one_line(error)
-        wrong = re.search(r'Parser key "(?:\w+\.)?(\w+)".* value: (.*?)$', message)
-        if wrong:  # a value of the wrong type
+        if wrong := re.search(r'Parser key "(?:\w+\.)?(\w+)".* value: (.*?)$', message):  # a value of the wrong type
             option = next(one for one in command._actions if one.dest == wrong[1])
             expected = type_in_words(getattr(option, "_typehint", None) or option.type)
             message = f"{'--' if option.option_strings else ''}{wrong[1]} {wrong[2]}: expected {expected}"
         _, _, unrecognized = message.partition("nrecognized arguments: ")
-        for word in unrecognized.split():
-            meant = _meant(word[2:].partition("=")[0], arguments, command) if word.startswith("--") else None
-            message += f"; did you mean --{meant}?" if meant else ""
+        if meant := _meant(unrecognized, arguments, command):
+            message += f"; did you mean --{meant}?"
         raise ConfigError(f"{message} (`--help` lists the options)") from None
     return chosen
 
 
-def _meant(name: str, arguments: Sequence[str], command: ArgumentParser) -> str | None:
-    """What an unknown option may stand for: one of the method or the data set, or the closest of the command."""
+def _meant(unrecognized: str, arguments: Sequence[str], command: ArgumentParser) -> str | None:
+    """What the first unknown option may stand for: one of the method or the data set, or the closest of the command."""
+    if not unrecognized.startswith("--"):
+        return None
+    name = re.split(r"[= ]", unrecognized[2:])[0]
     own = [text[2:] for option in command._actions for text in option.option_strings]
     words = " ".join(arguments).replace("=", " ").split()
-    for slot, kind in KINDS.items():
-        if slot in own:
-            at = words.index(f"--{slot}") + 1 if f"--{slot}" in words[:-1] else None
-            if name in parameters(find_class(kind.base if at is None else words[at], kind)):
-                return f"{slot}.{name}"
+    for slot in set(KINDS) & set(own):
+        path = words[words.index(f"--{slot}") + 1] if f"--{slot}" in words[:-1] else KINDS[slot].base
+        if name in parameters(find_class(path, KINDS[slot])):
+            return f"{slot}.{name}"
     return next(iter(get_close_matches(name, own, n=1)), None)
 
 

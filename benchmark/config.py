@@ -11,20 +11,47 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from benchmark.arguments import converted, resolved
-from benchmark.registry import KINDS, ClassSpec, find_class, imported, one_line, path_of, unknown
+from benchmark.registry import (
+    KINDS,
+    ClassSpec,
+    converted,
+    find_class,
+    imported,
+    known_names,
+    one_line,
+    path_of,
+    resolved,
+)
 from datamodules.common.errors import ConfigError
 from datamodules.common.precision import check_precision
 from datamodules.common.yaml import dump_yaml, load_yaml
 
-SCALES = ("quick", "board", "laptop", "small", "lite", "paper", "custom")
-READINGS = ("best", "last", "last_k_mean", "averaged")
+Scale = Literal["quick", "board", "laptop", "small", "lite", "paper", "custom"]
+Reading = Literal["best", "last", "last_k_mean", "averaged"]
+SCALES, READINGS = get_args(Scale), get_args(Reading)
 ROSTER = "datamodules.partition.roster.Roster"
 ROSTER_SUPPLIED = ("num_clients", "labelled", "seed", "_subsets")  # arguments that the run passes to the roster
-NONFINITE = ("stop", "skip")
-SUMS = ("ordered", "by_rank")
+
+
+def check_folder(path: str, option: str) -> None:
+    """Refuse a path that scripts cannot hold in one line, or whose ``~`` the shell has not replaced.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    if not path.isprintable():
+        raise ConfigError(f"{option} {path!r}: a character that cannot be printed, such as a line break")
+    if path.startswith("~"):
+        raise ConfigError(f"{option}={path}: the shell has not replaced ~; put a space for the =, or give a whole path")
+
+
+def _check_least(options: Any, **least: int) -> None:
+    for name, number in least.items():
+        value = getattr(options, name)
+        if value != "auto" and value < number:
+            raise ConfigError(f"{name} is {value}; it must be at least {number}")
 
 
 @dataclass(frozen=True)
@@ -78,10 +105,7 @@ class Runtime:
     wandb_tags: str | None = None
 
     def __post_init__(self) -> None:
-        least = {"devices": 1, "num_nodes": 1, "threads": 1, "slots": 1, "client_memory": 0, "checkpoint_every_s": 0}
-        for name, n in least.items():
-            if getattr(self, name) != "auto" and getattr(self, name) < n:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {n}")
+        _check_least(self, devices=1, num_nodes=1, threads=1, slots=1, client_memory=0, checkpoint_every_s=0)
         for name in ("data_dir", "results_dir"):
             check_folder(str(getattr(self, name)), f"--{name}")
 
@@ -122,11 +146,11 @@ class RunConfig:
     model_args: dict[str, Any] = field(default_factory=dict)
     rounds: int = 12
     seed: int = 1337
-    scale: str = "custom"
+    scale: Scale = "custom"
     roster: dict[str, Any] = field(default_factory=dict)
     eval_every: int = 1
     last_k: int = 50
-    report: str = "best"
+    report: Reading = "best"
     average_last: int = 0
     precision: str = "32-true"
     nonfinite: Literal["stop", "skip"] = "stop"
@@ -134,21 +158,18 @@ class RunConfig:
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "eval_every", "last_k"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.average_last < 0:
-            raise ConfigError(f"average_last is {self.average_last}; it must be at least 0")
+        _check_least(self, rounds=1, eval_every=1, last_k=1, average_last=0)
         if not self.model:
             raise ConfigError("model is empty; give the name of a network, or its dotted path")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed is {self.seed}; it must be 0 to 2^32 - 1")
         check_precision(self.precision)
-        for name, known in (("scale", SCALES), ("report", READINGS), ("nonfinite", NONFINITE), ("sums", SUMS)):
-            if getattr(self, name) not in known:
-                raise unknown(name, getattr(self, name), known)
         if self.report == "averaged" and not self.average_last:
             raise ConfigError("report is averaged, but nothing is averaged: give average_last, a number of rounds")
+
+
+USUAL = RunConfig(ClassSpec(""), ClassSpec(""))
+"""The defaults of a configuration, besides the classes."""
 
 
 @dataclass(frozen=True)
@@ -213,8 +234,11 @@ def run_id(config: RunConfig) -> str:
     for slot, kind in KINDS.items():
         spec: ClassSpec = getattr(config, slot)
         cls = find_class(spec.class_path, kind)
-        plain[slot] = {"class_path": path_of(cls), "init_args": _changed(spec.init_args, _defaults(cls, slot))}
-    plain |= {name: value for name, usual in _usual().items() if (value := getattr(config, name)) != usual}
+        usual = _defaults(cls, slot)
+        changed = {name: value for name, value in spec.init_args.items() if name not in usual or value != usual[name]}
+        plain[slot] = {"class_path": path_of(cls), "init_args": changed}
+    others = {f.name for f in fields(RunConfig)} - {*KINDS, "runtime"}
+    plain |= {name: value for name in others if (value := getattr(config, name)) != getattr(USUAL, name)}
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -243,19 +267,8 @@ def spelled(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 @cache
-def _usual() -> dict[str, Any]:
-    """The defaults of the fields that count, besides the classes."""
-    bare = RunConfig(ClassSpec(""), ClassSpec(""))
-    return {f.name: getattr(bare, f.name) for f in fields(RunConfig) if f.name not in (*KINDS, "runtime")}
-
-
-@cache
 def _defaults(cls: type, slot: str) -> dict[str, Any]:
     return resolved(ClassSpec(path_of(cls)), slot)[1]
-
-
-def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in values.items() if k not in defaults or v != defaults[k]}
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -287,9 +300,6 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
         raise ConfigError(f"configuration: {one_line(error)}; {what}") from None
     specs: dict[str, Any] = {slot: class_spec(slot, values.pop(slot, None)) for slot in KINDS}
     runtime = _mapping(values.pop("runtime", None), "runtime")
-    for name in ("model_args", "roster"):
-        if name in values:
-            values[name] = _mapping(values[name], name)
     rest = converted(RunConfig, values, "configuration", {*specs, "runtime"})
     return RunConfig(**specs, **rest, runtime=Runtime(**converted(Runtime, runtime, "runtime")))
 
@@ -306,12 +316,11 @@ def apply(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, An
     for option, value in options.items():
         head, _, tail = option.partition(".")
         if head in KINDS:
-            spec = _as_spec(head, result.get(head))
+            spec = result[head] = _as_spec(head, result.get(head))
             if tail:
-                spec["init_args"] = {**spec["init_args"], tail: value}
+                spec["init_args"][tail] = value
             else:
                 spec["class_path"] = value
-            result[head] = spec
         elif tail:
             result[head] = {**_mapping(result.get(head), head), tail: value}
         else:
@@ -346,41 +355,26 @@ def from_yaml(text: str) -> RunConfig:
 def class_spec(slot: str, value: Any) -> ClassSpec:
     """A class and its arguments, from a mapping or from a bare name."""
     spec = _as_spec(slot, value)
-    stray = set(spec) - {f.name for f in fields(ClassSpec)}
-    if not spec["class_path"] or stray:
-        extra = f"; unknown: {', '.join(sorted(stray))}" if stray else ""
-        raise ConfigError(f"{slot}: give a name or class_path and init_args, e.g. --{slot} NAME{extra}")
-    return ClassSpec(str(spec["class_path"]), spec["init_args"])
+    if not spec["class_path"]:
+        raise ConfigError(f"--{slot} is missing; it is one of {', '.join(known_names(KINDS[slot]))}, or a dotted path")
+    return ClassSpec(**spec)
 
 
 def _as_spec(slot: str, value: Any) -> dict[str, Any]:
     given = _mapping(value, slot) if isinstance(value, Mapping) else {"class_path": value}
+    if stray := set(given) - {f.name for f in fields(ClassSpec)}:
+        raise ConfigError(f"{slot}: unknown: {', '.join(sorted(stray))}; give class_path and init_args")
     if not isinstance(given.get("class_path"), str | None):
         raise ConfigError(f"{slot}: {given['class_path']!r} is no name of a class; give e.g. --{slot} NAME")
     return {"class_path": None, **given, "init_args": _mapping(given.get("init_args"), f"{slot}.init_args")}
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:
-    """A mapping of names to values; ``None`` becomes an empty one.
+    """A copy of a mapping of names to values; ``None`` becomes an empty one.
 
     Raises:
         ConfigError: it is something else, or a key is no name.
     """
-    if value is not None and not isinstance(value, Mapping):
+    if not isinstance(value, Mapping | None) or not all(isinstance(key, str) for key in value or ()):
         raise ConfigError(f"{where} is {value!r}; give a mapping of names to values")
-    given = dict(value or {})
-    if wrong := [key for key in given if not isinstance(key, str)]:
-        raise ConfigError(f"{where}: {wrong[0]!r} is no name of an option")
-    return given
-
-
-def check_folder(path: str, option: str) -> None:
-    """Refuse a path that scripts cannot hold in one line, or whose ``~`` the shell has not replaced.
-
-    Raises:
-        ConfigError: names the option.
-    """
-    if not path.isprintable():
-        raise ConfigError(f"{option} {path!r}: a character that cannot be printed, such as a line break")
-    if path.startswith("~"):
-        raise ConfigError(f"{option}={path}: the shell has not replaced ~; put a space for the =, or give a whole path")
+    return dict(value or {})

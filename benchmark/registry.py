@@ -1,16 +1,25 @@
-"""Methods and data sets by name: which there are, and the class that a name or a dotted path means."""
+"""Methods and data sets by name: the class that a name or a dotted path means, and the arguments that it takes."""
 
 import difflib
-import importlib.util
+import importlib
 import inspect
+import json
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from datamodules.common.errors import ConfigError
-from datamodules.common.plugins import plugin
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter
+
+from datamodules.common.errors import BenchError, ConfigError
+from datamodules.common.plugins import place, plugin
+from datamodules.common.yaml import read_value
+
+ELSEWHERE = {"model": "--model", "data_dir": "--data_dir", "run_seed": "--seed"}
+"""Arguments that the run supplies, and the option of ``fit`` that sets each of them."""
 
 
 @dataclass(frozen=True)
@@ -76,23 +85,22 @@ def find_class(name: str, kind: Kind) -> type:
     Raises:
         ConfigError: no such class, or not a subclass of the kind's base.
     """
-    if name in _LOCAL:
-        return _checked(_LOCAL[name], f"{kind.what} '{name}'", kind)
-    if "." in name:
-        what = f"{kind.what} '{name}'"
-        return _checked(plugin(name, what), what, kind)
-    if _is_module(name, kind):
+    what = f"{kind.what} '{name}'"
+    if name in _LOCAL or "." in name:
+        return _checked(_LOCAL.get(name) or plugin(name, what), what, kind)
+    if name in _modules(kind):
         found = _defined(f"{kind.package}.{name}", imported(kind.base))
         if len(found) == 1:
             return found[0]
         paths = [path_of(cls) for cls in found]
     else:
         offered = list(entry_points(group=kind.group, name=name))
-        if len(offered) == 1:
-            return _loaded(offered[0], kind)
         paths = [point.value.replace(":", ".") for point in offered]
+        if len(offered) == 1:
+            what += f" of the package '{package_of(offered[0])}'"
+            return _checked(plugin(paths[0], what), what, kind)
     if paths:
-        raise ConfigError(f"{kind.what} '{name}' is ambiguous; name one of {', '.join(paths)}")
+        raise ConfigError(f"{what} is ambiguous; name one of {', '.join(paths)}")
     raise unknown(kind.what, name, known_names(kind), "; a dotted path such as my_package.mine.Mine works too")
 
 
@@ -107,23 +115,9 @@ def known_names(kind: Kind) -> list[str]:
     return sorted({*own_names(kind), *(point.name for point in entry_points(group=kind.group))})
 
 
-def _loaded(point: EntryPoint, kind: Kind) -> type:
-    """The class behind an entry point.
-
-    Raises:
-        ConfigError: it cannot be imported, or is not of the kind.
-    """
-    try:
-        cls = point.load()
-    except Exception as error:  # other people's code: anything may happen
-        reason = one_line(f"{type(error).__name__}: {error}")
-        raise ConfigError(f"{_offer(point, kind)} cannot be imported: {reason}") from error
-    return _checked(cls, _offer(point, kind), kind)
-
-
-def _offer(point: EntryPoint, kind: Kind) -> str:
-    package = point.dist.name if point.dist else point.module
-    return f"{kind.what} '{point.name}' of the package '{package}'"
+def package_of(point: EntryPoint) -> str:
+    """The package that offers an entry point."""
+    return point.dist.name if point.dist else point.module
 
 
 def _checked(cls: object, asked: str, kind: Kind) -> type:
@@ -174,13 +168,6 @@ def _modules(kind: Kind) -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
 
 
-def _is_module(name: str, kind: Kind) -> bool:
-    """Whether ``name`` is one of ``_modules``."""
-    importlib.import_module(kind.package)
-    spec = importlib.util.find_spec(f"{kind.package}.{name}") if name.isidentifier() else None
-    return spec is not None and spec.submodule_search_locations is None
-
-
 def _defined(module: str, base: type) -> list[type]:
     """Concrete subclasses of ``base`` that ``module`` defines itself, ``base`` excluded."""
     members = vars(importlib.import_module(module)).values()
@@ -200,3 +187,152 @@ def unknown(what: str, name: object, known: Iterable[str], more: str = "") -> Co
 def one_line(error: object) -> str:
     """A message without line breaks."""
     return " ".join(str(error).split())
+
+
+@cache
+def parameters(cls: type) -> Mapping[str, inspect.Parameter]:
+    """Arguments of ``cls.__init__`` by name; where it hands others on (``**base``), those of its bases too."""
+    known: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__:
+        init = vars(base).get("__init__")
+        if init is None:
+            continue
+        try:
+            hints = get_type_hints(init)
+        except NameError:  # imported for type checkers alone
+            hints = {}
+        own = list(inspect.signature(init).parameters.values())[1:]
+        for p in own:
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+                known.setdefault(p.name, p.replace(annotation=hints.get(p.name, Any)))
+        if all(p.kind is not p.VAR_KEYWORD for p in own):
+            break
+    return known
+
+
+def _required(cls: type) -> set[str]:
+    return {name for name, argument in parameters(cls).items() if argument.default is argument.empty}
+
+
+def handed_over(cls: type, slot: str, given: Collection[str] = ()) -> set[str]:
+    """Arguments of ``cls`` that are the run's to supply: the kind's own, and those without default or given value."""
+    return set(KINDS[slot].supplied) | (_required(cls) - set(given))
+
+
+def build(spec: ClassSpec, slot: str, **supplied: Any) -> Any:
+    """An instance of the spec's class; ``supplied`` are the arguments that the run itself hands over.
+
+    Raises:
+        ConfigError: an argument is missing, unknown or of the wrong type, or the constructor fails.
+    """
+    cls = find_class(spec.class_path, KINDS[slot])
+    given = _without_retired(cls, spec.init_args)
+    args = converted(cls, given, slot, handed_over(cls, slot, given) | set(supplied))
+    for name in sorted(_required(cls) - set(args) - set(supplied)):
+        network = slot == "method" and "model" not in parameters(cls)
+        hint = "; if it is the network, call it `model`: a run hands it over under this name" if network else ""
+        raise ConfigError(f"{slot} argument '{name}' of {cls.__name__} has no default: give --{slot}.{name}{hint}")
+    try:
+        return cls(**args, **supplied)
+    except BenchError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {error} ({place(error)})"
+        model = supplied.get("model")
+        if model is not None and getattr(error, "obj", None) is model:
+            name = type(model).__name__
+            why += f"; the method asks its network for this, so derive {name} from methods.models.backbone.Backbone"
+        raise ConfigError(f"the {KINDS[slot].what} {cls.__name__} cannot be made: {why}") from error
+
+
+def resolved(spec: ClassSpec, slot: str) -> tuple[type, dict[str, Any]]:
+    """The class of a spec, and all its arguments but those that a run hands over, as plain data.
+
+    Raises:
+        ConfigError: unknown class or argument (with the closest known one), or a value of the wrong type.
+    """
+    cls = find_class(spec.class_path, KINDS[slot])
+    given = _without_retired(cls, spec.init_args)
+    return cls, typed_args(cls, given, slot, handed_over(cls, slot, given))
+
+
+def _without_retired(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments without those that a class no longer has, if it always does what they say (``FedMethod.retired``)."""
+    kept = [vars(base).get("retired", {}) for base in cls.__mro__]
+    retired = {name for own in kept for name in own if name in given and own[name] == given[name]}
+    return {name: value for name, value in given.items() if name in parameters(cls) or name not in retired}
+
+
+def typed_args(cls: type, values: Mapping[str, Any], where: str, skip: Collection[str] = ()) -> dict[str, Any]:
+    """All arguments of a class that have a value, as plain data (tuples as lists, paths as strings).
+
+    The arguments and errors are those of ``converted``.
+    """
+    left_out = {*skip, *_required(cls)}
+    args = {name: argument.default for name, argument in parameters(cls).items() if name not in left_out}
+    given = converted(cls, values, where, skip)
+    return dict(json.loads(json.dumps(args | given, default=str)))
+
+
+def converted(cls: type, values: Mapping[str, Any], where: str, skip: Collection[str] = ()) -> dict[str, Any]:
+    """Given arguments of a class or dataclass, converted to the types of its constructor.
+
+    Args:
+        cls: class or dataclass.
+        values: given arguments. Texts are read as in a YAML file where the type is no text.
+        where: prefix of error messages.
+        skip: arguments that are not configurable.
+
+    Raises:
+        ConfigError: unknown argument (with the closest known one) or a value of the wrong type.
+    """
+    types = {name: argument.annotation for name, argument in parameters(cls).items() if name not in skip}
+    args = {}
+    for name, value in values.items():
+        if name in skip and name in ELSEWHERE:
+            raise ConfigError(f"unknown {where} argument '{name}': give {ELSEWHERE[name]} instead")
+        if name not in types:
+            raise unknown(f"{where} argument", name, sorted(types), f" ({cls.__name__})")
+        try:
+            args[name] = _converted(types[name], value)
+        except (ValueError, TypeError):
+            option = f"{where}.{name}" if where in (*KINDS, "roster") else name
+            given = "null" if value is None else value
+            raise ConfigError(
+                f"{where} ({cls.__name__}): --{option} {given}: expected {type_in_words(types[name])}"
+            ) from None
+    return args
+
+
+def _converted(hint: Any, value: Any) -> Any:
+    """A value in the type ``hint``; a text may also stand for what YAML reads in it.
+
+    Raises:
+        ValueError, TypeError: the type does not take it.
+    """
+    adapter = _adapter(hint)
+    if isinstance(value, str):
+        if hint is not Any and value != "null":
+            try:
+                return adapter.validate_json(json.dumps(value))
+            except ValueError:
+                pass
+        value = read_value(value)
+    return adapter.validate_json(json.dumps(value))
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    try:
+        return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
+    except PydanticUserError:  # a class of somebody's own
+        return TypeAdapter(Any)
+
+
+def type_in_words(hint: Any) -> str:
+    """A type as the command line has it: ``float``, ``int or null``, ``a or b``."""
+    if get_origin(hint) in (Literal, Union, UnionType):
+        return " or ".join(map(type_in_words, get_args(hint)))
+    if isinstance(hint, str):
+        return hint
+    return "null" if hint is NoneType else inspect.formatannotation(hint).replace("typing.", "")

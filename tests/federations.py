@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from lightning import Fabric
 from torch import Tensor
 
-from benchmark.arguments import parameters
 from benchmark.contract.federations import (
     NUM_CLIENTS,
     SCENARIOS,
@@ -28,6 +27,7 @@ from benchmark.contract.federations import (
 )
 from benchmark.federation.loop import Federation
 from benchmark.federation.site import ClientState, LocalSite, VisitResult
+from benchmark.registry import parameters
 from datamodules.base import Scenario
 from few_digits import FewDigits
 from methods.base import FedMethod, Pass, Stream, Tally, Visit

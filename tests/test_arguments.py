@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmark.arguments import build, parameters
-from benchmark.registry import KINDS, ClassSpec, find_class, own_names
+from benchmark.registry import KINDS, ClassSpec, build, find_class, own_names, parameters
 from benchmark.suites import suite
 from datamodules.common.errors import ConfigError
 from papers import load

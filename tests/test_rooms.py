@@ -13,12 +13,11 @@ from benchmark.registry import KINDS, own_names
 ROOT = Path(__file__).resolve().parents[1]
 LOWER = {"datamodules": (), "methods": ("datamodules",), "benchmark": ("datamodules", "methods")}
 
-BASE = ("registry", "arguments", "config")
+BASE = ("registry", "config")
 RUNS = (*BASE, "federation", "runs")
 ROOMS = {
     "registry": (),
-    "arguments": ("registry",),
-    "config": ("registry", "arguments"),
+    "config": ("registry",),
     "federation": BASE,
     "runs": (*BASE, "federation"),
     "suites": (*BASE, "runs"),
@@ -129,4 +128,4 @@ def test_a_listing_names_what_can_be_run(slot: str, folder: str) -> None:
 def test_the_command_line_lies_on_top() -> None:
     """What leads from the command line to one run, and the rooms behind it."""
     files = {file.stem for file in (ROOT / "benchmark").glob("*.py")}
-    assert files == {"__init__", "__main__", "api", "arguments", "cli", "config", "registry"}
+    assert files == {"__init__", "__main__", "api", "cli", "config", "registry"}

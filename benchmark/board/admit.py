@@ -3,7 +3,7 @@
 It runs only bounds, with separate seeds and the rates of their papers. Methods are not considered.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isnan, sqrt
 from pathlib import Path
@@ -19,7 +19,7 @@ from benchmark.report.statistics import late_rise
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import READING, Record, code_versions, read_record
 from benchmark.runs.states import state
-from benchmark.suites.plan import Row, Table
+from benchmark.suites.plan import Row
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError, RunError
 
@@ -67,38 +67,28 @@ def candidates(suite: Suite, scale: str, runtime: Runtime) -> list[Candidate]:
         ConfigError: the scale has no such entry, or a table with a reference has no bound.
     """
     spec = suite.entry(scale, FOLDER, "admit")
+    central = spec["central"]
     own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
     found = []
     for table in filter(lambda table: table.reference, suite.tables):
         if not table.bounds:
             raise ConfigError(f"{suite.where}, table {table.number}: admission needs a row under `bounds`")
+        reference, bound = table.reference, table.bounds[0]
+        supervised, semi_supervised = central["labels"]
+        at_table = central["tables"].get(table.number, {}).get("set", {})
         for dataset in dict.fromkeys(row.dataset for row in table.rows):
-            found.append(_candidate(suite, scale, spec, table, dataset, own))
+            name = f"{table.number}/{dataset}"
+            known = {row.method: row for row in table.rows if row.dataset == dataset}
+            values = {label: suite.values(known[label], scale, tuned=False) for label in (reference, bound)}
+            for label in central["labels"]:
+                row = Row(table.number, dataset, label, {}, {})
+                values[label] = apply(suite.values(row, scale, tuned=False, last=central), at_table)
+            runs: Runs = {}
+            for label, of_label in values.items():
+                first = Run.of(from_dict(of_label), f"admit {name}/{label}")
+                runs[label] = [first.replace(seed=seed, runtime=own) for seed in spec["seeds"]]
+            found.append(Candidate(name, reference, bound, supervised, semi_supervised, runs))
     return found
-
-
-def _candidate(
-    suite: Suite, scale: str, spec: Mapping[str, Any], table: Table, dataset: str, runtime: Runtime
-) -> Candidate:
-    central = spec["central"]
-    at_table = central["tables"].get(table.number, {})
-    supervised, semi_supervised = central["labels"]
-    runs: Runs = {}
-    for label in (table.reference, table.bounds[0]):
-        (row,) = [row for row in table.rows if (row.dataset, row.method) == (dataset, label)]
-        runs[label] = _runs(suite.values(row, scale, tuned=False), spec["seeds"], runtime, f"admit {row.name}")
-    for label in (supervised, semi_supervised):
-        row = Row(table.number, dataset, label, {}, {})
-        values = suite.values(row, scale, tuned=False, last=central)
-        values = apply(values, at_table.get("set", {}))
-        runs[label] = _runs(values, spec["seeds"], runtime, f"admit {row.name}")
-    name = f"{table.number}/{dataset}"
-    return Candidate(name, table.reference, table.bounds[0], supervised, semi_supervised, runs)
-
-
-def _runs(values: Mapping[str, Any], seeds: Sequence[int], runtime: Runtime, cell: str) -> list[Run]:
-    first = Run.of(from_dict(values), cell)
-    return [first.replace(seed=seed, runtime=runtime) for seed in seeds]
 
 
 def admit(suite: Suite, scale: str, runtime: Runtime, jobs: int) -> dict[str, Any]:
@@ -146,7 +136,9 @@ def judged(one: Candidate, report: str) -> dict[str, Any]:
     scores = {label: [record[READING[report]]["acc"] for record in own] for label, own in records.items()}
     gap, gap_error = _difference(scores[one.bound], scores[one.reference])
     premise, premise_error = _difference(scores[one.semi_supervised], scores[one.supervised])
-    rises = {label: fmean(_rise(path) for path in folders[label]) for label in (one.reference, one.bound)}
+    rises = {
+        label: fmean(late_rise(rounds_of(path)) for path in folders[label]) for label in (one.reference, one.bound)
+    }
     configs = [run.config for run in one.runs[one.reference]]
     every = [record for own in records.values() for record in own]
     return {
@@ -169,7 +161,3 @@ def _difference(upper: Sequence[float], lower: Sequence[float]) -> tuple[float, 
     differences = [a - b for a, b in zip(upper, lower, strict=True)]
     error = round(stdev(differences) / sqrt(len(differences)), 2) if len(differences) > 1 else None
     return fmean(differences), error
-
-
-def _rise(path: Path) -> float:
-    return late_rise(rounds_of(path))

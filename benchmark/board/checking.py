@@ -5,7 +5,7 @@ nothing is run.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,8 @@ from benchmark.board import tune
 from benchmark.config import Run, differences
 from benchmark.federation.assembly import hidden_labels_seen, make_data
 from benchmark.runs.records import Record, code_versions, read_record
-from benchmark.suites.places import Place, places, places_of
 from benchmark.suites.plan import Row
-from benchmark.suites.suite import Suite
+from benchmark.suites.suite import Place, Suite, places, places_of
 from datamodules.common.errors import NOT_FINITE, BenchError, ConfigError
 
 FILES = ("config.yaml", "metrics.jsonl", "record.json")
@@ -52,7 +51,7 @@ class Checker:
         self.seeds: dict[str, set[int]] = {}
         self._places: dict[str, list[Place]] = {}
         self._partitions: dict[str, str] = {}
-        self._of_row: dict[tuple[str, str], list[str]] = {}
+        self._of_row: dict[str, list[str]] = {}
 
     def problems(self, path: Path) -> list[str]:
         """What is wrong with a run, each with its remedy; empty if it follows the rules."""
@@ -78,8 +77,10 @@ class Checker:
             self.seeds.setdefault(place.name, set()).add(place.run.config.seed)
         try:
             found += self._partition(own[0].run, record)
-            found += [one for place in meant for one in self._once(place, self._hidden_labels)]
-            found += [one for place in meant for one in self._once(place, self._tuning)]
+            for place in meant:
+                if place.name not in self._of_row:
+                    self._of_row[place.name] = [*self._hidden_labels(place), *self._tuning(place)]
+                found += self._of_row[place.name]
         except BenchError as error:
             found.append(f"it cannot be made here: {error}")
         return found
@@ -87,13 +88,6 @@ class Checker:
     def _meant(self, own: list[Place]) -> list[Place]:
         """The rows that a record is handed in for: one that nobody has begun to tune is none if it has another row."""
         return [one for one in own if not _is_tuned(one) or one.row.full_name in one.suite.tuned.own(one.scale)] or own
-
-    def _once(self, place: Place, problems: Callable[[Place], list[str]]) -> list[str]:
-        """The problems of a row, looked for with the first of its runs."""
-        key = problems.__name__, place.name
-        if key not in self._of_row:
-            self._of_row[key] = problems(place)
-        return self._of_row[key]
 
     def _hidden_labels(self, place: Place) -> list[str]:
         """Refuse a method that sees labels which a ranked setting hides."""

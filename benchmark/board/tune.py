@@ -108,7 +108,10 @@ def asked(
     planned = [trial(suite, scale, row, power, runtime) for power in FIRST]
     while True:
         missing = [one for one in planned if any(score_of(run, kept) is None for run in one.runs)]
-        known = [_scored(one, kept) for one in sorted(planned, key=lambda one: one.power) if one not in missing]
+        known = []
+        for one in sorted((one for one in planned if one not in missing), key=lambda one: one.power):
+            scores = [score for run in one.runs if (score := score_of(run, kept))]
+            known.append((one, (fmean(score for score, _ in scores), sum(number for _, number in scores))))
         beyond = None if missing else further(known)
         if beyond is None or len(planned) == MOST:
             return known, missing
@@ -223,11 +226,6 @@ def score_of(run: Run, kept: Mapping[str, Any]) -> tuple[float, int] | None:
     if entry is None or entry["accuracy"] is None or entry["revision"] != revision(run):
         return None
     return entry["accuracy"], entry["held_out"]
-
-
-def _scored(one: Trial, kept: Mapping[str, Any]) -> Scored:
-    scores = [score for run in one.runs if (score := score_of(run, kept)) is not None]
-    return one, (fmean(score for score, _ in scores), sum(n for _, n in scores))
 
 
 def choice(scored: Sequence[Scored]) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """What several commands share: options, lists of words and numbers, and checks."""
 
 import inspect
-import json
-import textwrap
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -10,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.arguments import described, parameters, type_in_words
 from benchmark.config import Run, Runtime
-from benchmark.registry import KINDS, find_class, known_names
+from benchmark.registry import KINDS, find_class, path_of
 from benchmark.runs.records import Record
 from datamodules.common.errors import ConfigError
 
@@ -41,8 +38,7 @@ def add_suite_arguments(parser: ArgumentParser) -> None:
 
 def add_seeds_argument(parser: ArgumentParser) -> None:
     """Add the option of commands on the runs of a suite."""
-    text = str | None
-    parser.add_argument("--seeds", type=text, help="seeds to run in place of the suite's, e.g. 1,2,3")
+    parser.add_argument("--seeds", type=str | None, help="seeds to run in place of the suite's, e.g. 1,2,3")
 
 
 def add_jobs_arguments(parser: ArgumentParser) -> None:
@@ -96,14 +92,7 @@ def same_command(overwrite: bool) -> str:
 def forget_trials(
     suite: "Suite", scale: str, rows: "Sequence[Row]", runtime: Runtime, more: Iterable[Path] = ()
 ) -> None:
-    """Delete what earlier trials of these rows have left, so that they are run again (``--overwrite``).
-
-    Args:
-        suite: the suite.
-        scale: one of its scales.
-        rows: of the suite.
-        runtime: where and how to run.
-        more: folders of further runs to delete.
+    """Delete what earlier trials of these rows have left, and ``more`` folders, so that they are run again.
 
     Raises:
         BenchError: the trials could not start here, the suite takes no choices, or a process is working on one of the
@@ -140,12 +129,11 @@ def made_by_other_code(complete: Iterable[tuple[Run, Record]]) -> list[str]:
             changed.setdefault(run.config.method.name, []).append((run, record))
     notes = []
     for name, runs in changed.items():
-        earlier = sorted({made for _, record in runs for made in revisions(record)})
-        now = sorted({revision(run) for run, _ in runs})
+        earlier = " and ".join(sorted({made for _, record in runs for made in revisions(record)}))
+        now = " and ".join(sorted({revision(run) for run, _ in runs}))
         notes.append(
-            f"note: {len(runs)} complete {'run was' if len(runs) == 1 else 'runs were'} made by other code of {name} "
-            f"than is there now ({' and '.join(earlier)}; now {' and '.join(now)}); "
-            "`table --overwrite` with --methods or --only runs them again"
+            f"note: {len(runs)} complete {'runs were' if len(runs) > 1 else 'run was'} made by other code of {name} "
+            f"than is there now ({earlier}; now {now}); `table --overwrite` with --methods or --only runs them again"
         )
     return notes
 
@@ -181,25 +169,15 @@ def listed(text: str | None, option: str, known: Container[str] = ()) -> list[st
     return found
 
 
-def require(slot: str, values: Mapping[str, Any]) -> None:
-    """Refuse a configuration that names no class for a slot."""
-    spec = values.get(slot)
-    if not (spec.get("class_path") if isinstance(spec, Mapping) else spec):
-        raise ConfigError(f"--{slot} is missing; it is one of {', '.join(known_names(KINDS[slot]))}, or a dotted path")
-
-
 def asked_help(dotted: Mapping[str, Any]) -> bool:
     """Print the options of the class that ``--method.help NAME`` or ``--data.help NAME`` asks about."""
     asked = {slot: str(dotted[f"{slot}.help"]) for slot in KINDS if f"{slot}.help" in dotted}
     for slot, name in asked.items():
         cls = find_class(name, KINDS[slot])
         about, _, _ = (inspect.getdoc(cls) or "").partition("\nArgs:")
-        print(f"{cls.__module__}.{cls.__qualname__}: {about.strip()}\n".replace("``", ""))
-        known = parameters(cls)
-        for option, text in described(cls, slot).items():
-            default = known[option].default
-            default = default if isinstance(default, str) else json.dumps(default, default=str)
-            told = "required" if known[option].is_required else f"default {default}"
-            print(f"  --{slot}.{option} {type_in_words(known[option].type)} ({told})")
-            print(textwrap.indent(textwrap.fill(text.replace("``", ""), 104), " " * 6))
+        parser = ArgumentParser(usage=path_of(cls), add_help=False)
+        parser.add_class_arguments(cls, slot, skip=set(KINDS[slot].supplied), fail_untyped=False)
+        _, _, options = parser.format_help().partition(f"--{slot} CONFIG")
+        _, _, options = options.partition("\n")
+        print(f"{path_of(cls)}: {about.strip()}\n\n{options}".replace("``", ""))
     return bool(asked)

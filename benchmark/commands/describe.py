@@ -4,20 +4,17 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.arguments import build
-from benchmark.commands.common import asked_help, require
+from benchmark.commands.common import asked_help
 from benchmark.config import apply, class_spec
+from benchmark.registry import build
 from datamodules.common.errors import ConfigError
 
 ABOUT = (
     "Print how a data set is split over clients. Options of the data set are given with a dot: --data.beta 0.8. "
     "`--data.help NAME` lists them."
 )
-DRAWN = (
-    *("partition_file", "clients_in", "num_clients", "scenario", "partition", "partition_variant", "beta"),
-    *("labelled_partition", "labelled_min_per_class", "partition_stream"),
-)
-"""Options of a data set that say how it is split."""
+DRAWN = ("partition", "partition_variant", "beta", "labelled_partition", "labelled_min_per_class", "partition_stream")
+"""Options of a data set that say how it is split, unless its clients are given."""
 FEW = 12  # classes that have a column of their own
 
 
@@ -37,7 +34,6 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     if asked_help(dotted):
         return 0
     values = apply({}, {"data": options.data, **dotted})
-    require("data", values)
     spec, seed = class_spec("data", values["data"]), options.seed
     data = build(spec, "data", data_dir=options.data_dir, **({} if seed is None else {"run_seed": seed}))
     fixed = data.hparams.partition_seed
@@ -46,7 +42,9 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
             f"--seed {seed}: has no effect, since data.partition_seed is {fixed}; add --data.partition_seed null"
         )
     data.setup()
-    drawn = [f"{name}={data.hparams[name]}" for name in DRAWN if data.hparams.get(name)]
+    given = [name for name in ("partition_file", "clients_in") if data.hparams.get(name)]
+    names = ("num_clients", "scenario", *(given or DRAWN))
+    drawn = [f"{name}={data.hparams[name]}" for name in names if data.hparams.get(name)]
     print(f"{spec.name}: {', '.join([*drawn, f'partition_seed={data.partition_seed}'])}\n")
     print(_summary(data))
     print(f"\n{data.about()}\npartition hash {data.partition.hash}")

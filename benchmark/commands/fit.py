@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -12,14 +12,12 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.arguments import accepts, handed_over
 from benchmark.commands.common import (
     DOTTED,
     MAPPINGS,
     asked_help,
     discard,
     numbers,
-    require,
     same_command,
 )
 from benchmark.config import (
@@ -35,9 +33,9 @@ from benchmark.config import (
     with_pipeline,
 )
 from benchmark.launch.signals import STOPPED, check_stopped
-from benchmark.registry import KINDS, find_class, imported, one_line
+from benchmark.registry import KINDS, converted, find_class, handed_over, imported, one_line
 from benchmark.suites.suite import load
-from datamodules.common.errors import BenchError, ConfigError, Stopped, message_of
+from datamodules.common.errors import ConfigError, Stopped, message_of
 from datamodules.common.yaml import read_yaml
 
 ABOUT = f"Run one configuration, or finish it. {DOTTED} Several values, --method.lr 0.01,0.03, are run one by one."
@@ -71,58 +69,59 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_class_arguments(Runtime)
 
 
+Point = Mapping[str, str]
+"""One value of each option that was given several."""
+
+
 def run(options: Namespace, dotted: dict[str, Any]) -> int:
     """Run the command; returns its exit code."""
     if asked_help(dotted):
         return 0
     given = dict(vars(options))
-    dry, seeds = given.pop("dry_run", False), numbers(given.pop("seed", None), "--seed")
-    overwrite, export = given.pop("overwrite", False), given.pop("export", None)
+    dry, overwrite, export = (given.pop(name, None) for name in ("dry_run", "overwrite", "export"))
+    seeds = numbers(given.pop("seed", None), "--seed")
     values, row = _start(given, dotted)
     points = grid(values, dotted)
-    made = [(point, _described(apply(values, point), row)) for point in points]
+    made = [(point, _described(apply(values, point), row, point)) for point in points]
     named = [
-        (point, first.replace(seed=seed) if seeds else first)
+        (point, first.replace(seed=seed))
         for point, first in made
         for seed in dict.fromkeys(seeds or [first.config.seed])
     ]
     runs = [run for _, run in named]
     if export and (dry or len(runs) > 1 or Path(export).is_dir()):
-        what = "a dry run" if dry else f"a command for {len(runs)} runs" if len(runs) > 1 else "a folder"
-        raise ConfigError(f"--export {export}: a file holds the model of one run; this is {what}")
+        count = 0 if dry else len(runs)
+        raise ConfigError(f"--export {export}: it takes the name of a file, and one run; this command makes {count}")
 
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-    tell = rank_zero_only(print)
     if dry:
         from benchmark.commands.dry_run import show
         from benchmark.runs.states import state
 
-        states = {run.id: "missing" if overwrite else state(run.folder) for run in runs}
-        show([_naming(point, run) for point, run in named], states, jobs=1)
+        show(runs, {run.id: "missing" if overwrite else state(run.folder) for run in runs}, jobs=1)
         return 0
     if len(points) > 1 or overwrite:
-        _check_points(made, startable=overwrite)
+        from benchmark.federation.assembly import check_values
+        from benchmark.launch.run import check
+
+        for _, one in made:  # so that a value out of range is refused before the first run, and before it is deleted
+            (check if overwrite else check_values)(one)
     if overwrite:
         discard(run.folder for run in runs)
-    again = same_command(overwrite)
-    if len(runs) == 1:
-        from benchmark.launch.run import fit
+    tell = rank_zero_only(print)
+    code = _carried_out(named, tell, same_command(bool(overwrite)))
+    if export and code == 0 and getattr(rank_zero_only, "rank", 0) == 0:
+        from benchmark.runs.exported import export as write_model
 
-        code = _one(runs[0], tell, again, fit)
-        if export and code == 0 and getattr(rank_zero_only, "rank", 0) == 0:
-            from benchmark.runs.exported import export as write_model
-
-            write_model(runs[0], Path(export))
-            tell(f"wrote {export}")
-        return code
-    code = _several(named, tell, again)
+        write_model(runs[0], Path(export))
+        tell(f"wrote {export}")
     if len(points) > 1 and code not in (STOPPED, 130):
         tell(f"\n{compared(named)}")
     return code
 
 
-def grid(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> list[dict[str, str]]:
+def grid(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> list[Point]:
     """The points of the grid that options with several values make, ``--method.lr 0.01,0.03``; one without any.
 
     A text with commas is one value where the type of its option takes it as it stands. Otherwise it is several, if any
@@ -137,31 +136,32 @@ def grid(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> list[dict[str,
     """
     several: dict[str, list[str]] = {}
     for option, text in dotted.items():
-        parts = _parts(text) if isinstance(text, str) else []
-        if len(parts) > 1 and not _takes(values, option, text) and any(_takes(values, option, part) for part in parts):
+        parts = [part.strip() for part in text.split(",")] if isinstance(text, str) else []
+        if len(parts) < 2 or not all(parts) or _takes(values, option, text):
+            continue
+        if any(_takes(values, option, part) for part in parts):
             several[option] = list(dict.fromkeys(parts))
     if (points := prod(map(len, several.values()))) > MOST_POINTS:
         raise ConfigError(f"these options make a grid of {points:,} runs per seed; at most {MOST_POINTS:,} are started")
     return [dict(zip(several, point, strict=True)) for point in product(*several.values())]
 
 
-def _parts(text: str) -> list[str]:
-    """What stands between the commas of a text; nothing if there is a gap."""
-    parts = [part.strip() for part in text.split(",")]
-    return parts if all(parts) else []
-
-
 def _takes(values: Mapping[str, Any], option: str, text: str) -> bool:
     """Whether the type of an option takes a text; those of networks are not known before they are built."""
     head, _, name = option.partition(".")
-    if head in KINDS:
-        spec = class_spec(head, values[head])
-        cls = find_class(spec.class_path, KINDS[head])
-        return accepts(cls, name, text, handed_over(cls, head, spec.init_args))
-    return head != "roster" or accepts(imported(ROSTER), name, text, ROSTER_SUPPLIED)
+    try:
+        if head in KINDS:
+            spec = class_spec(head, values[head])
+            cls = find_class(spec.class_path, KINDS[head])
+            converted(cls, {name: text}, head, handed_over(cls, head, spec.init_args))
+        elif head == "roster":
+            converted(imported(ROSTER), {name: text}, head, ROSTER_SUPPLIED)
+    except ConfigError:
+        return False
+    return True
 
 
-def compared(named: Sequence[tuple[Mapping[str, str], Run]]) -> str:
+def compared(named: Sequence[tuple[Point, Run]]) -> str:
     """A table of the points of a grid: mean accuracy of the complete runs, by the reading of ``report``."""
     from tabulate import tabulate
 
@@ -186,56 +186,55 @@ def compared(named: Sequence[tuple[Mapping[str, str], Run]]) -> str:
 
 def _start(given: Mapping[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[str, Any], Run | None]:
     """Plain configuration of all options on top of what they start from, and the run of the row if it is a suite's."""
-    given = dict(given)
-    path, suite, row, values = given.pop("config", None), given.pop("suite", None), given.pop("row", None), {}
-    start = _row(suite, row, path, given.pop("scale", None)) if suite or row else None
-    if start:
+    given, values, start = dict(given), {}, None
+    path, paper, row = (given.pop(name, None) for name in ("config", "suite", "row"))
+    if bool(paper) != bool(row) or (path and paper):
+        raise ConfigError("start from --config FILE, or from --suite PAPER --row TABLE/DATASET/METHOD")
+    if paper:
+        suite = load(paper)
+        scale = given.pop("scale", None) or next(iter(suite.spec["scales"]))
+        start = suite.run(suite.row(row, scale), scale)
         values = identity(start.config)
     if path:
         read = read_yaml(Path(path), "--config")
         options = {name: read.pop(name) for name in list(read) if "." in name}
         values = apply(read, options)
     runtime = {f.name for f in fields(Runtime)}
-    given = {f"runtime.{k}" if k in runtime else k: v for k, v in given.items()}
+    given = {f"runtime.{name}" if name in runtime else name: value for name, value in given.items()}
     values = apply(values, {**given, **dotted})
-    for slot in KINDS:
-        require(slot, values)
-    return (values if start or path else with_pipeline(values)), start
+    return (values if values and (start or path) else with_pipeline(values)), start
 
 
-def _described(values: Mapping[str, Any], start: Run | None) -> Run:
+def _described(values: Mapping[str, Any], start: Run | None, point: Point) -> Run:
     """The run of a plain configuration; one that is no longer that of the suite's row has no scale of the suite."""
     config = from_dict(values)
-    run = Run.of(config, f"{config.method.name} on {config.data.name}")
+    run = Run.of(config, ", ".join([f"{config.method.name} on {config.data.name}", *_named(point)]))
     changed = start is not None and run.replace(seed=start.config.seed).id != start.id
     return run.replace(scale="custom") if changed else run
 
 
-def _row(suite: str | None, row: str | None, path: str | None, scale: str | None) -> Run:
-    """The run of a row of a suite, by default at its first scale, the full one."""
-    if path:
-        raise ConfigError("--config and --suite both say where to start; give one of them")
-    if not (suite and row):
-        raise ConfigError("--suite and --row go together, as in --suite PAPER --row TABLE/DATASET/METHOD")
-    suites = load(suite)
-    scale = scale or next(iter(suites.spec["scales"]))
-    return suites.run(suites.row(row, scale), scale)
+def _named(point: Point) -> list[str]:
+    return [f"{option} {value}" for option, value in point.items()]
 
 
-def _several(named: Sequence[tuple[Mapping[str, str], Run]], tell: Any, again: str) -> int:
-    """Make one run after the other, each in a process of its own; if one fails, the others still run."""
+def _carried_out(named: Sequence[tuple[Point, Run]], tell: Any, again: str) -> int:
+    """Make one run after the other, several in a process each; if one of several fails, the others still run."""
     from benchmark.launch import pool
     from benchmark.launch import run as one_run
     from benchmark.launch.launchers import is_one_of_several
 
-    carry_out = one_run.fit if is_one_of_several() else pool.in_own_process
+    alone = len(named) == 1
+    carry_out = one_run.fit if alone or is_one_of_several() else pool.in_own_process
     failed = 0
     for number, (point, run) in enumerate(named):
-        name = ", ".join([*(f"{option} {value}" for option, value in point.items()), f"seed {run.config.seed}"])
-        tell(name)
+        name = ", ".join([*_named(point), f"seed {run.config.seed}"])
+        if not alone:
+            tell(name)
         try:
             code = _one(run, tell, again, carry_out, number, len(named))
         except Exception as error:
+            if alone:
+                raise
             check_stopped()
             print(f"error: {name}: {one_line(message_of(error))}", file=sys.stderr)
             code = 1
@@ -245,15 +244,15 @@ def _several(named: Sequence[tuple[Mapping[str, str], Run]], tell: Any, again: s
     return 1 if failed else 0
 
 
-def _one(run: Run, tell: Any, again: str, carry_out: Callable[[Run], Path], number: int = 0, total: int = 1) -> int:
+def _one(run: Run, tell: Any, again: str, carry_out: Callable[[Run], Path], number: int, total: int) -> int:
     """Make a run, number ``number`` of ``total``, and tell its readings, or what the command ``again`` would do."""
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     from benchmark.launch.progress import Display, continuation
-    from benchmark.runs.records import read_record
+    from benchmark.runs.records import READING, read_record
     from benchmark.runs.states import state
 
-    config, before = run.config, state(run.folder)
+    before = state(run.folder)
     try:
         with Display(total, done=number) if getattr(rank_zero_only, "rank", 0) == 0 else nullcontext() as display:
             if display:
@@ -265,45 +264,11 @@ def _one(run: Run, tell: Any, again: str, carry_out: Callable[[Run], Path], numb
         tell(f"{how}; {again} {continuation(run)}", file=sys.stderr)
         return code
     record = read_record(path)
-    done = " (was complete, nothing was run; --overwrite runs it again)"
-    tell(f"{path}{done if before == 'complete' else ''}")
-    tell(f"best (round {record['best']['round']}): {_scores(record['best'])}")
-    tell(f"last (round {record['final']['round']}): {_scores(record['final'])}")
-    if config.report == "last_k_mean":
-        tell(f"last_k_mean ({record['last_k_mean']['rounds']} rounds): {_scores(record['last_k_mean'])}")
-    if config.average_last:
-        tell(f"averaged ({record['averaged']['rounds']} rounds): {_scores(record['averaged'])}")
+    tell(f"{path}{' (was complete, nothing was run; --overwrite runs it again)' if before == 'complete' else ''}")
+    shown = ["best", "last", run.config.report, *["averaged"] * bool(run.config.average_last)]
+    for name in dict.fromkeys(shown):
+        reading = record[READING[name]]
+        when = f"round {reading['round']}" if "round" in reading else f"{reading['rounds']} rounds"
+        scores = (f"{metric} {value:.2f}" for metric, value in reading.items() if isinstance(value, float))
+        tell(f"{name} ({when}): {', '.join(scores)}")
     return 0
-
-
-def _scores(reading: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value:.2f}" for name, value in reading.items() if isinstance(value, float))
-
-
-def _naming(point: Mapping[str, str], run: Run) -> Run:
-    """A run of a grid, called by its values as well."""
-    values = "".join(f", {option} {value}" for option, value in point.items())
-    return replace(run, cells=tuple(f"{cell}{values}" for cell in run.cells))
-
-
-def _check_points(made: Sequence[tuple[Mapping[str, str], Run]], startable: bool) -> None:
-    """Build what every point of a grid describes, so that a value out of range is refused before the first run.
-
-    Args:
-        made: values and run of every point.
-        startable: whether to refuse also what could not start on this machine.
-
-    Raises:
-        BenchError: a point cannot be built, or could not start; the message names its values.
-    """
-    from benchmark.federation.assembly import check_values
-    from benchmark.launch.run import check
-
-    for point, run in made:
-        try:
-            (check if startable else check_values)(run)
-        except BenchError as error:
-            if not point:
-                raise
-            values = ", ".join(f"{option} {value}" for option, value in point.items())
-            raise type(error)(f"{values}: {error}") from error

@@ -139,7 +139,8 @@ def _submit(missing: Sequence[Run], options: Namespace, name: str) -> None:
 
     array = slurm.Array(options.slurm_bundle, options.slurm_at_once)
     if options.dry_run:
-        print(slurm.plan(missing, options.slurm, array) if missing else "nothing is missing")
+        command = f"{len(missing)} runs: sbatch --array={array.spelled(len(missing))} {options.slurm}".rstrip()
+        print(command if missing else "nothing is missing")
         return
     script = slurm.write(missing, name, Path(options.results_dir), array)
     if options.overwrite:

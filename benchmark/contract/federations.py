@@ -15,7 +15,6 @@ from lightning.fabric.plugins.precision.amp import MixedPrecision
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from benchmark.arguments import parameters
 from benchmark.contract.attributes import (
     Values,
     caches_of,
@@ -27,7 +26,7 @@ from benchmark.contract.attributes import (
 )
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import fabric_precision
-from benchmark.registry import KINDS, find_class
+from benchmark.registry import KINDS, find_class, parameters
 from datamodules.base import FSSLDataModule, Scenario
 from datamodules.digits import Digits
 from datamodules.io.sources import Arrays
@@ -152,8 +151,9 @@ def make_method(
 
 def brief(method: Method) -> dict[str, Any]:
     """A short schedule and a low rate (``MOST``), and on top of them the method's own ``contract_args``."""
+    cls: type = class_of(method)
     own = dict(class_of(method).contract_args)
-    known, arguments = parameters(class_of(method)), make_method(method, **own).hparams
+    known, arguments = parameters(cls), make_method(method, **own).hparams
 
     def is_more(name: str) -> bool:
         value = arguments.get(name)
@@ -187,7 +187,7 @@ def half_trained() -> dict[str, Tensor]:
     return {name: value.clone() for name, value in model.float().state_dict().items()}
 
 
-def options_for(method: FedMethod) -> dict[str, Any]:
+def options_for(method: FedMethod | type[FedMethod]) -> dict[str, Any]:
     """Options of the data in the scenario that a method is made for, with its own ``contract_data``."""
     named = {"pipeline": method.pipeline} if method.pipeline else {}
     return SCENARIOS[method.scenario] | {"side": SIDE} | named | dict(method.contract_data)

@@ -10,13 +10,13 @@ from lightning import Fabric
 from lightning.pytorch import Callback
 from torch import nn
 
-from benchmark.arguments import build, parameters
 from benchmark.config import Run
 from benchmark.federation.engine import Engine
 from benchmark.federation.hooks import check_declarations
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.federation.site import RunContext, preserve_modes
 from benchmark.federation.store import Store
+from benchmark.registry import build, parameters
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, RunError
 from methods import models

@@ -42,7 +42,8 @@ def all_gather(fabric: Fabric, mine: Any) -> list[Any]:
     for rank, (theirs, wanted) in enumerate(messages):
         sizes = [shape.numel() * dtype.itemsize for shape, dtype, _ in wanted]
         if rank == fabric.global_rank:
-            flat = torch.cat([_as_bytes(tensor).to(fabric.device) for tensor in tensors]) if sizes else None
+            own = [_as_bytes(tensor).to(fabric.device) for tensor in tensors]
+            flat = torch.cat([torch.empty(0, dtype=torch.uint8, device=fabric.device), *own])
         else:
             flat = torch.empty(sum(sizes), dtype=torch.uint8, device=fabric.device)
         if sum(sizes):

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from benchmark.arguments import build
 from benchmark.config import Run
 from benchmark.launch.launchers import slurm_tasks
+from benchmark.registry import build
 from benchmark.runs.environment import asked_threads, bearable, cores, free_threads
 from benchmark.runs.records import read_record
 from benchmark.runs.states import saved_rounds

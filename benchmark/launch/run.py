@@ -31,7 +31,7 @@ from benchmark.runs.environment import check_processes
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked
 from benchmark.runs.states import state
-from datamodules.common.errors import BenchError, ConfigError, DataError, RunError, Stopped
+from datamodules.common.errors import BenchError, ConfigError, RunError, Stopped
 
 PATIENCE = timedelta(days=7)  # processes wait for the slowest of a round, however long it takes
 
@@ -149,8 +149,6 @@ def _launch(fabric: Fabric, run: Run, spawned: bool) -> None:
             raise Stopped(SIGTERM) from None
         error = _raised(exception, path)
         error.__cause__ = exception  # has the traceback, which the record shall have, too
-        if isinstance(error, (ConfigError, DataError)):
-            RunFolder(path).forget()
         if not isinstance(error, RunLocked) and state(path) in ("stale", "failed"):
             RunFolder(path).fail(error, run)
         raise error from exception

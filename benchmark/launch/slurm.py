@@ -6,9 +6,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from string import Template
+from typing import NamedTuple
 
 from benchmark.config import Run, check_folder, to_yaml
 from benchmark.launch.signals import STOPPED
@@ -51,48 +52,30 @@ exit $$failed
 )
 
 
-@dataclass(frozen=True)
-class Array:
+class Array(NamedTuple):
     """How runs are distributed over the tasks of a job array.
 
     Args:
         bundle: runs per task, one after another, so that a task's start-up is paid once for all of them.
         at_once: most tasks at the same time; ``None``: as many as the cluster allows.
-
-    Raises:
-        ConfigError: one of them is not positive.
     """
 
     bundle: int = 1
     at_once: int | None = None
 
-    def __post_init__(self) -> None:
-        for option, number in (("--slurm_bundle", self.bundle), ("--slurm_at_once", self.at_once)):
+    def spelled(self, runs: int) -> str:
+        """The argument of ``sbatch --array``.
+
+        Raises:
+            ConfigError: a number is not positive.
+        """
+        for option, number in zip(("--slurm_bundle", "--slurm_at_once"), self, strict=True):
             if number is not None and number < 1:
                 raise ConfigError(f"{option} is {number}; it must be at least 1")
-
-    def tasks(self, runs: int) -> int:
-        """Number of tasks for ``runs`` runs."""
-        return -(-runs // self.bundle)
-
-    def spelled(self, runs: int) -> str:
-        """The argument of ``sbatch --array``."""
-        return f"1-{self.tasks(runs)}" + (f"%{self.at_once}" if self.at_once else "")
+        return f"1-{-(-runs // self.bundle)}" + (f"%{self.at_once}" if self.at_once else "")
 
 
-def plan(runs: Sequence[Run], options: str, array: Array) -> str:
-    """What ``write`` and ``submit`` would do with these runs: a summary, then one line per task."""
-    count = array.tasks(len(runs))
-    limit = f", at most {array.at_once} at once" if array.at_once else ""
-    lines = [f"{len(runs)} runs in {count} tasks{limit}: sbatch --array={array.spelled(len(runs))} {options}".rstrip()]
-    for task in range(count):
-        own = runs[task * array.bundle : (task + 1) * array.bundle]
-        names = "; ".join(f"{run.cells[0]}, seed {run.config.seed}" for run in own)
-        lines.append(f"  {task + 1}: {names}")
-    return "\n".join(lines)
-
-
-def write(runs: Sequence[Run], name: str, results: Path, array: Array | None = None) -> Path:
+def write(runs: Sequence[Run], name: str, results: Path, array: Array) -> Path:
     """Write a job array's script, the list of its runs, and a configuration file for each run.
 
     Tasks read the list when they start, so each list has a folder of its own, which later arrays leave alone.
@@ -101,7 +84,7 @@ def write(runs: Sequence[Run], name: str, results: Path, array: Array | None = N
         runs: at least one.
         name: of the job. The folder, in ``<results>/slurm``, is named after it and a digest of the configurations.
         results: folder of results, under the same path on all nodes.
-        array: how runs are distributed over tasks; default: one task each.
+        array: how runs are distributed over tasks.
 
     Returns:
         the script, ready for ``sbatch``.
@@ -109,7 +92,6 @@ def write(runs: Sequence[Run], name: str, results: Path, array: Array | None = N
     Raises:
         ConfigError: the path of the folder has a line break or another control character.
     """
-    array = array or Array()
     texts = {run.id: to_yaml(_anywhere(run).config) for run in runs}
     digest = hashlib.sha256("".join(texts.values()).encode()).hexdigest()[:8]
     folder = (results / FOLDER / f"{name}-{digest}").absolute()

@@ -60,19 +60,14 @@ def _set_up_process(runtime: Runtime) -> None:
 def _run_unless_complete(fabric: Fabric, run: Run) -> None:
     """Carry the run out under its lock. Another process may have completed it before the lock was ours."""
     files = RunFolder(run.folder)
-    try:
-        with ExitStack() as held:
-            on_first(fabric, lambda: held.enter_context(files.lock()))
-            if fabric.is_global_zero:
-                discard_states(files.path)
-            if fabric.broadcast(fabric.is_global_zero and is_complete(run)):
-                return
-            with recording(fabric, run, files) as recorder:
-                _run(fabric, run, files, recorder)
-    except (ConfigError, DataError):
+    with ExitStack() as held:
+        on_first(fabric, lambda: held.enter_context(files.lock()))
         if fabric.is_global_zero:
-            files.forget()
-        raise
+            discard_states(files.path)
+        if fabric.broadcast(fabric.is_global_zero and is_complete(run)):
+            return
+        with recording(fabric, run, files) as recorder:
+            _run(fabric, run, files, recorder)
 
 
 def _run(fabric: Fabric, run: Run, files: RunFolder, recorder: Recorder | None) -> None:

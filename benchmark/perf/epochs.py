@@ -80,13 +80,13 @@ def bare_epoch(model: nn.Module, zoomed: Tensor, target: Tensor | nn.Module, mea
     teacher = target if isinstance(target, nn.Module) else None
     for index, *views in bare_batches(zoomed, mean, std, views=1 if teacher is None else 2):
         optimizer.zero_grad()
-        if teacher is None:
-            loss = F.cross_entropy(model(views[0]), target[index])
+        if isinstance(target, Tensor):
+            loss: Tensor = F.cross_entropy(model(views[0]), target[index])
         else:
             with torch.no_grad():
-                p = teacher(views[0]).softmax(1).pow(1 / SHARPENING)
+                p = target(views[0]).softmax(1).pow(1 / SHARPENING)
             loss = WEIGHT * (model(views[1]).softmax(1) - p / p.sum(1, keepdim=True)).square().sum() / BATCH
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(moving, CLIP)
         optimizer.step()
         if teacher is not None:

@@ -12,12 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmark.arguments import parameters
 from benchmark.config import RunConfig
 from benchmark.contract.federations import brief, options_for
 from benchmark.perf.measure import Section, TaskFailed, alone, config_of, federation_of, interleaved
-from benchmark.registry import KINDS, find_class, known_names
-from methods.base import FedMethod
+from benchmark.registry import KINDS, find_class, known_names, parameters
 
 GRACE_S = 20.0
 CLIENTS, BATCHES = 16, 4
@@ -87,7 +85,7 @@ def agreement(method: str, device: str) -> list[Any]:
 
 def ends(method: str, device: str, **engine: Any) -> list[Tensor]:
     """The global model before and after a run as float64 vectors; ``engine``: see ``federation_of``."""
-    cls: type[FedMethod] = find_class(method, KINDS["method"])
+    cls: type = find_class(method, KINDS["method"])
     sizes = {"batch_size": 16} if "batch_size" in parameters(cls) else {}
     data = {"images": 250, "scenario": cls.scenario, **options_for(cls)}
     config = config_of(method, sizes | brief(method), data, rounds=2, eval_every=2, precision="64-true")

@@ -12,8 +12,7 @@ from benchmark.report.formats import pipe_table
 from benchmark.runs.code_identity import package_version
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import READING, Record, Row, code_versions, read_record, read_rows
-from benchmark.suites.places import Place, places, places_of
-from benchmark.suites.suite import Suite
+from benchmark.suites.suite import Place, Suite, places, places_of
 from datamodules.common.errors import ConfigError
 from datamodules.common.files import write_atomic
 from datamodules.common.yaml import dump_yaml
@@ -120,7 +119,7 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _values(record: Record, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """The numbers of a run: a line for each of its readings, or one without any, and one for each evaluated round."""
-    read = {reading: record[name] for reading, name in READING.items() if record.get(name)}
+    read: dict[str | None, Any] = {reading: record[name] for reading, name in READING.items() if record.get(name)}
     for reading, found in (read or {None: {}}).items():
         yield {"reading": reading, **_numbers(found)}
     for row in rows:

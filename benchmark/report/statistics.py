@@ -168,7 +168,7 @@ def prediction(values: Sequence[float] | pd.Series, runs: int = 1, of: int = 1) 
     n = len(values)
     if n < 2:
         return None
-    return float(stats.t.ppf(1 - (1 - LEVEL) / (2 * of), n - 1)) * stdev(values) * sqrt(1 / n + 1 / runs)
+    return float(stats.t.ppf(1 - (1 - LEVEL) / (2 * of), n - 1) * stdev(values) * sqrt(1 / n + 1 / runs))
 
 
 def lead(

@@ -158,7 +158,7 @@ class Page:
         parts = operands(row, self._at_scale) if row.minus else (row,)
         seeds = () if row.pending else self.plan.seeds
         runs = {seed: [self.plan.run(part, seed) for part in parts] for seed in seeds}
-        config, states = self._config(row, runs), {}
+        config, states = self._config(row, runs), dict[int, str]()
         for seed, group in runs.items():
             found = [self.plan.found[run.id].state for run in group]
             states[seed] = next((state for state in LACKS if state in found), "complete")

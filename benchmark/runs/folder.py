@@ -60,12 +60,16 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the run against other processes while the context is open."""
-        try:
-            with run_lock(self.path) as self._claim:
+        """Lock the run against other processes while the context is open; a run that has not begun leaves no folder."""
+        with run_lock(self.path) as self._claim:
+            try:
                 yield
-        finally:
-            self._claim = None
+            finally:
+                self._claim = None
+                with suppress(OSError):
+                    if [file.name for file in self.path.iterdir()] == [LOCK]:
+                        (self.path / LOCK).unlink()
+                        self.path.rmdir()
 
     def check_claim(self) -> None:
         """Refuse to write to a folder that another process has taken over.
@@ -75,13 +79,6 @@ class RunFolder:
         """
         if self._claim is not None:
             self._claim.check()
-
-    def forget(self) -> None:
-        """Remove the folder of a run that never started, i.e. one with nothing but its lock."""
-        with suppress(OSError):
-            if {file.name for file in self.path.iterdir()} <= {LOCK}:
-                (self.path / LOCK).unlink(missing_ok=True)
-                self.path.rmdir()
 
     @property
     def rows_digest(self) -> str:
@@ -275,7 +272,8 @@ class RunFolder:
             if not self.record and run is not None:
                 self.open(run, {})
             if self.record:
-                self.record |= {"status": "failed", "error": "".join(traceback.format_exception(error))}
+                told = "".join(traceback.format_exception(error)).encode(errors="backslashreplace").decode()
+                self.record |= {"status": "failed", "error": told}
                 self._write()
 
     def _write(self) -> None:

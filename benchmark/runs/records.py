@@ -219,7 +219,7 @@ def last_row(path: Path) -> Row | None:
     try:
         with open(path / "metrics.jsonl", "rb", opener=regular) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            row = from_json(file.read().split(b"\n")[-2])
+            row = from_json(file.read().split(b"\n")[-2], allow_inf_nan=False)
             return row if isinstance(row["round"], int) else None
     except (OSError, ValueError, LookupError, TypeError):
         return None

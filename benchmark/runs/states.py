@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmark.arguments import build
 from benchmark.config import Run, RunConfig, differences
-from benchmark.registry import KINDS, find_class
+from benchmark.registry import KINDS, build, find_class
 from benchmark.runs.lock import alive_elsewhere, locked
 from benchmark.runs.records import Record, read_record
 from datamodules.common.errors import BenchError, RunError

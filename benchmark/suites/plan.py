@@ -1,13 +1,18 @@
-"""Tables of a suite, their rows, and the runs behind these."""
+"""Tables of a suite, their rows with the published values, and the runs behind these."""
 
-from collections.abc import Collection, Iterable, Mapping
+import csv
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from benchmark.config import Run
 from benchmark.runs.states import Digests, RunState, state_of
 from datamodules.common.errors import ConfigError
+
+PUBLISHED_COLUMNS = ("table", "dataset", "method", "metric", "value")
 
 
 @dataclass(frozen=True)
@@ -74,11 +79,11 @@ class Table:
 
     number: str
     title: str
-    metrics: tuple[str, ...]
+    metrics: Sequence[str]
     rows: tuple[Row, ...]
     unpublished: str = "none"
     reference: str = ""
-    bounds: tuple[str, ...] = ()
+    bounds: Sequence[str] = ()
     control: str = ""
     controls: Mapping[str, str] = field(default_factory=dict)
     untuned: str = ""
@@ -148,3 +153,37 @@ def control_of(row: Row, rows: Iterable[Row], label: str) -> Row | None:
     telling = [name for name in names if len({one.columns.get(name) for one in controls}) > 1]
     found = [one for one in controls if all(one.columns.get(name) == row.columns.get(name) for name in telling)]
     return found[0] if len(found) == 1 else None
+
+
+def read_published(path: Path) -> dict[Any, str]:
+    """A published file: columns ``table``, ``dataset``, ``method``, any others, ``metric`` and ``value``.
+
+    The printed spread over seeds, column ``std``, gets the metric's name followed by `` std``.
+
+    Raises:
+        ConfigError: it cannot be read, a column or a value is missing, or a value is no number or occurs twice.
+    """
+    values: dict[Any, str] = {}
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file, strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path}: the published values cannot be read: {error}") from None
+    for number, line in enumerate(lines, start=2):
+        where = f"{path}, line {number}"
+        if missing := [name for name in PUBLISHED_COLUMNS if name not in line]:
+            raise ConfigError(f"{where}: the column {missing[0]} is missing")
+        if None in line or None in line.values():
+            raise ConfigError(f"{where}: it has not as many values as the header has columns")
+        table, dataset, method, metric, value = (line.pop(name) for name in PUBLISHED_COLUMNS)
+        spread = line.pop("std", "")
+        row = Row(table, dataset, method, {name: text for name, text in line.items() if text}, {})
+        for key, text in ((metric, value), *([(f"{metric} std", spread)] if spread else [])):
+            try:
+                finite = isfinite(float(text))
+            except ValueError:
+                finite = False
+            if not finite or row.key(key) in values:
+                raise ConfigError(f"{where}: {row.full_name}, {key}: {text!r} is no number, or stands there twice")
+            values[row.key(key)] = text
+    return values

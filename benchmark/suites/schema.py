@@ -1,6 +1,5 @@
 """The schema of a suite file, checked when it is loaded, so that a mistake is reported with its place."""
 
-import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any
@@ -16,8 +15,9 @@ from pydantic import (
     model_validator,
 )
 
-from benchmark.config import READINGS, SCALES
+from benchmark.config import Reading, Scale
 from benchmark.registry import unknown
+from benchmark.runs.records import problem
 from datamodules.common.errors import ConfigError
 
 METRICS = ("acc", "acc_clients", "acc_worst_clients", "auc", "precision", "recall", "loss")
@@ -29,15 +29,14 @@ COLUMNS = (
 )
 """Columns that the files of tables and of published values have besides those of rows."""
 TOLD = 3  # problems that one message lists
-FIXED: dict[str, tuple[str, ...]] = {"metric": METRICS, "report": READINGS, "scale": SCALES}
 
 
 def _one_of(kind: str) -> BeforeValidator:
-    """Accept only names of this kind: those that the file itself has, or ``FIXED`` ones; numbers become words."""
+    """Accept only names of this kind that the file itself has; numbers become words."""
 
     def check(name: Any, info: ValidationInfo) -> str:
-        known = FIXED.get(kind) or (info.context or {})[kind]
-        if str(name) not in known and not (kind == "metric" and "/" in str(name)):
+        known = (info.context or {})[kind]
+        if str(name) not in known:
             raise ValueError(str(unknown(kind, name, known)))
         return str(name)
 
@@ -47,17 +46,17 @@ def _one_of(kind: str) -> BeforeValidator:
 def _distinct(values: list[Any]) -> list[Any]:
     for value in values:
         if values.count(value) > 1:
-            raise ValueError(f"{value} stands there twice; one would hide the other")
+            raise ValueError(f"twice: {value}; one would hide the other")
     return values
 
 
-def _column(value: Any) -> Any:
-    if not isinstance(value, str | int | float | None):
-        raise ValueError("a column is a word or a number")
-    return value
+def _metric(name: str) -> str:
+    if name not in METRICS and "/" not in name:
+        raise ValueError(str(unknown("metric", name, METRICS)))
+    return name
 
 
-Number = Annotated[str, BeforeValidator(str)]
+Word = Annotated[str, BeforeValidator(str)]
 TableName = Annotated[str, _one_of("table")]
 LabelName = Annotated[str, _one_of("method label")]
 DataName = Annotated[str, _one_of("data set label")]
@@ -96,22 +95,21 @@ class _Label(_Part):
 
 class _Row(_Part):
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, Annotated[Any, AfterValidator(_column)]]
+    __pydantic_extra__: dict[str, Word]
     method: LabelName
     set: dict[str, Any] = {}
 
     @model_validator(mode="after")
     def _has_own_columns(self) -> "_Row":
-        for name in self.model_extra or {}:
-            if name in COLUMNS:
-                raise ValueError(f"the table's files have a column `{name}` already; rename it")
+        if taken := {*(self.model_extra or {})} & {*COLUMNS}:
+            raise ValueError(f"the table's files have a column `{min(taken)}` already; rename it")
         return self
 
 
 class _Table(_Part):
     title: str
     datasets: Annotated[list[DataName], Field(min_length=1), AfterValidator(_distinct)]
-    metrics: Annotated[list[Annotated[str, _one_of("metric")]], Field(min_length=1)]
+    metrics: Annotated[list[Annotated[str, AfterValidator(_metric)]], Field(min_length=1)]
     rows: Annotated[list[_Row], Field(min_length=1)]
     set: dict[str, Any] = {}
     unpublished: str = "none"
@@ -174,12 +172,12 @@ class _Suite(_Part):
     paper: Annotated[str, Field(pattern=r"^[\w.-]+$")]
     title: str
     published: str | None
-    report: Annotated[str, _one_of("report")]
+    report: Reading
     base: _Layer
     datasets: dict[str, _Dataset | None]
     labels: dict[str, _Label]
-    tables: Annotated[dict[Number, _Table], Field(min_length=1)]
-    scales: Annotated[dict[Annotated[str, _one_of("scale")], _Scale], Field(min_length=1)]
+    tables: Annotated[dict[Word, _Table], Field(min_length=1)]
+    scales: Annotated[dict[Scale, _Scale], Field(min_length=1)]
     ranked: bool = False
     replaced: list[str] = []
 
@@ -211,9 +209,7 @@ def check(spec: Mapping[str, Any], where: str) -> dict[str, Any]:
     try:
         return _Suite.model_validate(dict(spec), context=known).model_dump()
     except ValidationError as error:
-        problems = [_told(problem) for problem in error.errors()]
-        more = f"; and {len(problems) - TOLD} more" if len(problems) > TOLD else ""
-        raise ConfigError(f"{where}: {'; '.join(problems[:TOLD])}{more}") from None
+        raise ConfigError(f"{where}: {problem(error, TOLD)}".replace(".[key]", "")) from None
 
 
 def with_its_method(name: str) -> list[str]:
@@ -227,15 +223,3 @@ def with_its_method(name: str) -> list[str]:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _told(problem: Any) -> str:
-    """One of pydantic's problems in words: its place in the file, what is wrong, and the value."""
-    place, value = ".".join(str(part) for part in problem["loc"]).removesuffix(".[key]"), problem["input"]
-    if problem["type"] in ("missing", "extra_forbidden"):
-        return f"{place} is {'missing' if problem['type'] == 'missing' else 'unknown'}"
-    if problem["type"] == "value_error":
-        return f"{place}: {problem['ctx']['error']}"
-    message = re.sub(r" or instance of _\w+| after validation", "", problem["msg"])
-    shown = f" (it is {value!r})" if isinstance(value, str | int | float | None) or not value else ""
-    return f"{place}: {message[0].lower()}{message[1:]}{shown}".replace("dictionary", "mapping")

@@ -4,17 +4,16 @@ A run that several tables share has one ``run_id`` and is run once.
 """
 
 import sysconfig
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from benchmark.config import Run, Runtime, apply, from_dict
+from benchmark.config import Run, Runtime, apply, differences, from_dict
 from benchmark.registry import unknown
-from benchmark.suites.plan import Plan, Row, Table, operands
-from benchmark.suites.published import read_published
+from benchmark.suites.plan import Plan, Row, Table, operands, read_published
 from benchmark.suites.schema import check, with_its_method
 from benchmark.suites.side_files import SideFile
 from datamodules.common.errors import BenchError, ConfigError
@@ -26,20 +25,6 @@ SUITES = Path(__file__).parent
 PUBLISHED = SUITES / "published"
 ID_LETTERS = 4
 """Fewest characters of a run id that a filter takes for one, rather than for the number of a table."""
-LAYERS = {
-    "base": "base",
-    "data set": "datasets.DATASET",
-    "label": "labels.LABEL",
-    "row": "tables.TABLE, and on top of it the row",
-    "scale": "scales.SCALE",
-    "scale's table": "scales.SCALE.tables.TABLE",
-    "scale's data set": "scales.SCALE.datasets.DATASET",
-    "scale's data set of the table": "scales.SCALE.tables.TABLE.datasets.DATASET",
-    "tuned": "the file that `tune` writes beside the suite",
-    "trial": "of a run of `tune` or `admit`: scales.SCALE.tuning, or admission.central",
-    "trial's data set": "datasets.DATASET in that place",
-}
-"""The layers that a row's options come from, and the place of each in a suite's file; later ones override."""
 Options = Mapping[str, Any]
 
 
@@ -111,24 +96,12 @@ class Suite:
         """The row that ``name`` means: ``table/dataset/method``, with ``/column=value`` where that is several runs.
 
         Raises:
-            ConfigError: no such row (with the closest ones), several different runs, or a row without a run.
+            ConfigError: no such row (with the closest one), several different runs, or a row without a run.
         """
-        without = self.left_out(scale)
-        found = [row for row in self.rows if row.full_name == name] or [row for row in self.rows if row.is_named(name)]
+        found = self.matching([name], scale)
         if not found:
-            known = list(dict.fromkeys(n for row in self.rows for n in (row.name, row.full_name)))
-            close = get_close_matches(name, known, n=1, cutoff=0.0)[0]
-            raise ConfigError(
-                f"unknown row '{name}'; did you mean '{close}'? `status --paper {self.argument} --scale {scale}` "
-                "lists all"
-            )
-        for row in found:
-            if row.minus is not None:
-                raise ConfigError(f"row {row.name} is the difference of {' and '.join(row.minus)}: name one of these")
-            if row.pending or row.method in without:
-                reason = f"pending: {row.pending}" if row.pending else f"not at scale {scale}: {without[row.method]}"
-                raise ConfigError(f"row {row.name} cannot be run: {reason}")
-        if len(found) > 1 and len({self.run(row, scale).id for row in found}) > 1:
+            raise self._nothing(scale, {row.method for row in self._meant(name, scale)})
+        if len({self.run(row, scale).id for row in found}) > 1:
             raise ConfigError(f"row '{name}' is several runs: name one of {', '.join(row.full_name for row in found)}")
         return found[0]
 
@@ -186,42 +159,6 @@ class Suite:
         """The suite's own file."""
         return self.folder / Path(self.where).name
 
-    def files(self, scale: str) -> list[Path]:
-        """All files that decide what is run and shown at a scale, whether or not they exist."""
-        own = [self.file]
-        own += [side.path(scale) for side in (self.tuned, self.admitted)]
-        own += [self.published_path] if self.published_path else []
-        return own + (self.extended.files(scale) if self.extended else [])
-
-    def layers(self, row: Row, scale: str, tuned: bool = True, last: Options | None = None) -> dict[str, Options]:
-        """The ``LAYERS`` of a row at a scale, each with options under ``set``, and for some methods under ``methods``.
-
-        Args:
-            row: of this suite.
-            scale: one of its scales.
-            tuned: whether to include what tuning has chosen.
-            last: the layer of a trial.
-        """
-        at, last = self.scale(scale), last or {}
-        table = at["tables"].get(row.table, {})
-        if tuned and scale not in self._chosen:
-            self._chosen[scale] = {n: entry.get("options", {}) for n, entry in self.choices(scale).items()}
-        label = self.spec["labels"][row.method]
-        layers = {
-            "base": self.spec["base"],
-            "data set": self.spec["datasets"][row.dataset],
-            "label": {"set": {name: value for name, value in label.items() if name not in ("minus", "pending")}},
-            "row": {"set": row.options},
-            "scale": at,
-            "scale's table": table,
-            "scale's data set": at["datasets"].get(row.dataset),
-            "scale's data set of the table": table.get("datasets", {}).get(row.dataset),
-            "tuned": {"set": self._chosen[scale].get(row.full_name, {}) if tuned else {}},
-            "trial": last,
-            "trial's data set": last.get("datasets", {}).get(row.dataset),
-        }
-        return {name: layers[name] or {} for name in LAYERS}
-
     def choices(self, scale: str) -> dict[str, Any]:
         """What tuning has chosen for rows, by ``Row.full_name``, with all that it tried.
 
@@ -245,13 +182,42 @@ class Suite:
         return {n: entry for n, entry in base.choices(scale).items() if n in ours and n in theirs and alike(n)}
 
     def values(self, row: Row, scale: str, tuned: bool = True, last: Options | None = None) -> dict[str, Any]:
-        """The configuration of a row at a scale as the suite gives it, without defaults; arguments as in ``layers``."""
-        at, name = self.scale(scale), self.spec["labels"][row.method]["method"]
+        """The configuration of a row at a scale as the suite gives it, without defaults.
+
+        Its layers, each with options under ``set``, and for some methods under ``methods``, override one another in
+        this order: base, data set, label, table and row, scale; the scale's table, its data set, and its data set of
+        the table; what ``tune`` has chosen; ``last``, and its data set.
+
+        Args:
+            row: of this suite.
+            scale: one of its scales.
+            tuned: whether to include what tuning has chosen.
+            last: the layer of a run of ``tune`` or ``admit``.
+        """
+        at, last = self.scale(scale), last or {}
+        table = at["tables"].get(row.table, {})
+        if tuned and scale not in self._chosen:
+            self._chosen[scale] = {n: entry.get("options", {}) for n, entry in self.choices(scale).items()}
+        label = self.spec["labels"][row.method]
+        name = label["method"]
+        layers = [
+            self.spec["base"],
+            self.spec["datasets"][row.dataset],
+            {"set": {option: value for option, value in label.items() if option not in ("minus", "pending")}},
+            {"set": row.options},
+            at,
+            table,
+            at["datasets"].get(row.dataset),
+            table.get("datasets", {}).get(row.dataset),
+            {"set": self._chosen[scale].get(row.full_name, {}) if tuned else {}},
+            last,
+            last.get("datasets", {}).get(row.dataset),
+        ]
         values: dict[str, Any] = {}
-        for layer in self.layers(row, scale, tuned, last).values():
-            values = apply(values, _options(layer.get("set", {}), name))
-            for one in with_its_method(name):
-                values = apply(values, _options(layer.get("methods", {}).get(one, {}), name))
+        for layer in filter(None, layers):
+            methods = layer.get("methods", {})
+            for options in (layer.get("set", {}), *(methods.get(one, {}) for one in with_its_method(name))):
+                values = apply(values, {**options, "method": name})
         return {"seed": at["seeds"][0]} | values | {"scale": scale, "report": self.report}
 
     def plan(
@@ -323,21 +289,22 @@ class Suite:
             named = {key for word in only for key in self._named(word, plan)}
             chosen = {key: run for key, run in chosen.items() if key in named}
         if not chosen:
-            raise ConfigError(f"{self.where}: {self._why_nothing_is_left(plan.scale, methods)}")
+            raise self._nothing(plan.scale, methods)
         return sorted(chosen.values(), key=lambda run: seeds.index(run.config.seed))
 
     def _named(self, word: str, plan: Plan) -> list[str]:
-        """Ids of the runs that a word means: a row's name, a pattern, or the beginning of a run's id."""
+        """Ids of the runs that a word means: the beginning of a run's id, or else a row's name or a pattern."""
         ids = [key for key in plan.runs if key.startswith(word)] if len(word) >= ID_LETTERS else []
-        rows = [row for row in self._meant(word) if row.full_name in plan.of_row] if not ids else []
+        rows = self.matching([word], plan.scale) if not ids else []
         return ids + [key for row in rows for key in plan.of_row[row.full_name].values()]
 
-    def _why_nothing_is_left(self, scale: str, methods: Collection[str]) -> str:
-        """Why no run passes the filters, if one of the methods is the reason."""
-        without = {name: f"not at scale {scale}: {why}" for name, why in self.left_out(scale).items()}
-        without |= {row.method: f"pending: {row.pending}" for row in self.rows if row.pending}
-        reasons = [f"{name} is {without[name]}" for name in methods if name in without]
-        return "; ".join(reasons) or f"no run passes the filters; {self._what_there_is()}"
+    def _nothing(self, scale: str, methods: Collection[str]) -> ConfigError:
+        """The error for filters, or a name, that no run passes; tells whether one of the methods is the reason."""
+        why = {row.method: f"pending: {row.pending}" for row in self.rows if row.pending}
+        why |= {name: f"not at scale {scale}: {reason}" for name, reason in self.left_out(scale).items()}
+        reasons = [f"{name} is {why[name]}" for name in methods if name in why]
+        told = "; ".join(reasons) or "no run passes all filters; leave one out"
+        return ConfigError(f"{self.where}: {told}")
 
     def matching(self, patterns: Collection[str], scale: str) -> list[Row]:
         """The rows that are run at a scale and match one of the patterns; all of them without a pattern.
@@ -346,11 +313,11 @@ class Suite:
             ConfigError: no such row.
         """
         without = self.left_out(scale)
-        meant = {row.full_name for pattern in patterns for row in self._meant(pattern)}
+        meant = {row.full_name for pattern in patterns for row in self._meant(pattern, scale)}
         own = [row for row in self._own_rows() if row.method not in without]
         return [row for row in own if not patterns or row.full_name in meant]
 
-    def _meant(self, pattern: str) -> list[Row]:
+    def _meant(self, pattern: str, scale: str) -> list[Row]:
         """The rows that a pattern means: those of that name, or else all that match it as a glob.
 
         A row that shows a difference means the two rows that it is taken of.
@@ -358,10 +325,16 @@ class Suite:
         Raises:
             ConfigError: no such row.
         """
-        found = [row for row in self.rows if row.is_named(pattern)]
+        found = [row for row in self.rows if row.full_name == pattern]
+        found = found or [row for row in self.rows if row.is_named(pattern)]
         found = found or [row for row in self.rows if fnmatch(row.name, pattern) or fnmatch(row.full_name, pattern)]
         if not found:
-            raise ConfigError(f"{self.where}: no row matches {pattern}; {self._what_there_is()}")
+            known = dict.fromkeys(name for row in self.rows for name in (row.name, row.full_name))
+            (close,) = get_close_matches(pattern, known, n=1, cutoff=0.0)
+            raise ConfigError(
+                f"unknown row '{pattern}'; did you mean '{close}'? `status --paper {self.argument} --scale {scale}` "
+                "lists all"
+            )
         return [part for row in found for part in (operands(row, self.rows) if row.minus else (row,))]
 
     def names(self) -> list[str]:
@@ -372,67 +345,37 @@ class Suite:
         """The rows that are run: neither differences of others nor pending."""
         return [row for row in self.rows if row.minus is None and not row.pending]
 
-    def _what_there_is(self) -> str:
-        """The parts that names of rows are made of, for the message about a pattern that matches none."""
-        own = self._own_rows()
-        parts = {"tables": "table", "data sets": "dataset", "methods": "method"}
-        told = [
-            f"{part}: {', '.join(dict.fromkeys(getattr(row, name) for row in own))}" for part, name in parts.items()
-        ]
-        return f"a row is table/dataset/method; {'; '.join(told)}"
-
     def published(self) -> dict[Any, str]:
         """Published values as printed, by ``Row.key``; none if the suite has ``published: null``.
 
+        Their file lies beside the suite or the one it extends, or in the package.
+
         Raises:
-            ConfigError: the file is missing, or names a value twice.
+            ConfigError: the file is missing, or see ``read_published``.
         """
-        path = self.published_path
-        if path is None:
+        name = self.spec["published"]
+        if name is None:
             return {}
-        return read_published(path)
-
-    @property
-    def published_path(self) -> Path | None:
-        """File of the published values: beside the suite or the one it extends, or else in the package.
-
-        ``None`` if the suite has ``published: null``.
-
-        Raises:
-            ConfigError: the file is missing.
-        """
-        if self.spec["published"] is None:
-            return None
-        name = str(self.spec["published"])
-        beside = [suite.folder / name for suite in (self, self.extended) if suite]
-        places = [*beside, PUBLISHED / name]
+        places = [*(suite.folder / name for suite in (self, self.extended) if suite), PUBLISHED / name]
         found = [path for path in places if path.exists()]
         if not found:
-            looked = " or ".join(map(str, dict.fromkeys(places)))
             raise ConfigError(
-                f"{self.where}: published values are missing: there is no {looked}; write `published: null` for none"
+                f"{self.where}: published values are missing: there is no {' or '.join(map(str, places))}; write "
+                "`published: null` for none"
             )
-        return found[0]
+        return read_published(found[0])
 
     def _table(self, number: str, spec: Mapping[str, Any]) -> Table:
-        texts = ("title", "unpublished", "reference", "control", "untuned")
-        return Table(
-            number=number,
-            metrics=tuple(spec["metrics"]),
-            rows=tuple(self._row(number, name, spec, dict(row)) for name in spec["datasets"] for row in spec["rows"]),
-            bounds=tuple(spec["bounds"]),
-            controls=spec["controls"],
-            published_runs=spec["published_runs"],
-            **{name: spec[name] for name in texts},
-        )
+        rows = tuple(self._row(number, name, spec, row) for name in spec["datasets"] for row in spec["rows"])
+        own = {f.name: spec[f.name] for f in fields(Table) if f.name not in ("number", "rows")}
+        return Table(number=number, rows=rows, **own)
 
-    def _row(self, number: str, dataset: str, table: Mapping[str, Any], spec: dict[str, Any]) -> Row:
-        method = spec.pop("method")
-        options = {**table["set"], **spec.pop("set")}
-        minus = self.spec["labels"][method]["minus"]
+    def _row(self, number: str, dataset: str, table: Mapping[str, Any], spec: Mapping[str, Any]) -> Row:
+        method, minus = spec["method"], self.spec["labels"][spec["method"]]["minus"]
         involved = [self.spec["datasets"][dataset], *(self.spec["labels"][name] for name in minus or (method,))]
         pending = next((entry["pending"] for entry in involved if entry and entry["pending"]), "")
-        columns = {name: str(value) for name, value in spec.items()}
+        columns = {name: value for name, value in spec.items() if name not in ("method", "set")}
+        options = {**table["set"], **spec["set"]}
         return Row(number, dataset, method, columns, options, tuple(minus) if minus else None, pending)
 
 
@@ -441,17 +384,16 @@ def available() -> list[str]:
     return sorted(file.stem for file in SUITES.glob(f"*{SUFFIX}"))
 
 
-def load(paper: str) -> Suite:
+def load(paper: str, extending: tuple[Path, ...] = ()) -> Suite:
     """A suite by its name, or by the path of its YAML file, together with the suite that it extends, if any.
+
+    Args:
+        paper: name or path.
+        extending: the files that led to this one by ``extends``.
 
     Raises:
         ConfigError: no such suite, or one that extends itself.
     """
-    return _load(paper, ())
-
-
-def _load(paper: str, extending: tuple[Path, ...]) -> Suite:
-    """As ``load``; ``extending`` are the files that led to this one by ``extends``."""
     if paper.endswith(SUFFIX):
         file, where = Path(paper), paper
     elif paper in available():
@@ -464,7 +406,7 @@ def _load(paper: str, extending: tuple[Path, ...]) -> Suite:
     if "extends" not in spec:
         return Suite(spec, where, file.parent)
     name = str(spec.pop("extends"))
-    extended = _load(str(file.parent / name) if name.endswith(SUFFIX) else name, (*extending, file.resolve()))
+    extended = load(str(file.parent / name) if name.endswith(SUFFIX) else name, (*extending, file.resolve()))
     return extend(extended, spec, where, file.parent)
 
 
@@ -517,6 +459,40 @@ def _with_untuned(spec: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**spec, "tables": tables, "scales": scales} if tables and scales else spec
 
 
-def _options(options: Options, method: str) -> Options:
-    """A layer's options for a method, whatever method the layer itself may name."""
-    return {**options, "method": method}
+@dataclass(frozen=True)
+class Place:
+    """One seed of a row of a suite at a scale, and its run."""
+
+    suite: Suite
+    scale: str
+    row: Row
+    run: Run
+
+    @property
+    def name(self) -> str:
+        """Suite, scale and row, such as ``text board all/AG News/FixMatch``."""
+        return f"{self.suite.paper} {self.scale} {self.row.full_name}"
+
+
+def places(suites: Iterable[Suite], scale: str) -> list[Place]:
+    """All seeds of all rows of the suites that have this scale.
+
+    Raises:
+        ConfigError: a suite has a row that cannot be run.
+    """
+    found = []
+    for suite in suites:
+        if scale in suite.spec["scales"]:
+            plan = suite.plan(scale)
+            rows = [row for row in suite.rows if row.full_name in plan.of_row]
+            found += [Place(suite, scale, row, plan.run(row, seed)) for row in rows for seed in plan.seeds]
+    return found
+
+
+def places_of(record: Mapping[str, Any], known: Sequence[Place]) -> list[Place]:
+    """Those of the known places that a record is a run of: it has their id and their configuration.
+
+    The record is read as text; no class that it names is imported.
+    """
+    same = [one for one in known if one.run.id == record["run_id"]]
+    return [one for one in same if not differences(record["config"], one.run.config)]

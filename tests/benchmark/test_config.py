@@ -10,7 +10,6 @@ from typing import Any, Literal
 import pytest
 
 from benchmark import registry as classes
-from benchmark.arguments import build
 from benchmark.config import (
     Run,
     RunConfig,
@@ -25,7 +24,7 @@ from benchmark.config import (
     to_yaml,
     with_pipeline,
 )
-from benchmark.registry import ClassSpec, Kind, register_local
+from benchmark.registry import ClassSpec, Kind, build, register_local
 from datamodules.common.errors import ConfigError
 from datamodules.common.options import check_switches, switches
 from datamodules.common.yaml import dump_yaml, load_yaml, read_value
@@ -215,7 +214,7 @@ def test_folder_names_the_run(zoo):
         ({"method": "zoo.mean_teacher.Mean"}, "cannot be imported: module .* has no attribute 'Mean'$"),
         ({"method": {"class_path": "mean_teacher", "init_args": {"decay": "much"}}}, "--method.decay much: .*float"),
         ({"method": {"class_path": "mean_teacher", "init_args": {"model": "net"}}}, "'model': give --model"),
-        ({"method": None}, "method: give a name or class_path and init_args"),
+        ({"method": None}, "--method is missing; it is one of mean_teacher, or a dotted path"),
         ({"model_args": {"width": {1, 2}}}, "finite numbers, texts, lists and mappings only"),
     ],
 )

@@ -1,11 +1,22 @@
-"""Names and classes: entry points that work, that break, and that have a name of ours; imports."""
+"""Names and classes, entry points of other packages among them; arguments of classes, and values of their types."""
 
 import sys
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
 from benchmark.config import from_dict, resolve
-from benchmark.registry import KINDS, find_class, known_names, own_names
+from benchmark.registry import (
+    KINDS,
+    converted,
+    find_class,
+    known_names,
+    own_names,
+    parameters,
+    type_in_words,
+    typed_args,
+)
 from datamodules.common.errors import ConfigError
 
 METHOD = KINDS["method"]
@@ -36,7 +47,7 @@ def test_a_method_of_another_package_has_a_short_name(install):
     ("code", "message"),
     [
         ("1 / 0", "method 'theirs' of the package 'broken_one' cannot be imported: ZeroDivisionError"),
-        ("", "cannot be imported: AttributeError: "),
+        ("", "cannot be imported: module 'broken_one' has no attribute 'Theirs'"),
         (
             "class Theirs: ...",
             "'theirs' of the package 'broken_one' is not a subclass of methods.base.FedMethod",
@@ -68,3 +79,67 @@ def test_bases_and_ablations_are_no_methods() -> None:
     path = "methods.ablations.fl2.CATWithSAM"
     assert find_class(path, METHOD).__name__ == "CATWithSAM"
     assert from_dict({"method": path, "data": "digits"}).method.name == path
+
+
+class Base:
+    """A base."""
+
+    def __init__(self, model, lr: float = 0.1, sizes: tuple[int, int] = (3, 5)) -> None:
+        pass
+
+
+class Mine(Base):
+    """A class with a base."""
+
+    def __init__(
+        self,
+        *,
+        rule: Literal["a", "b"] | None = None,
+        where: Path = Path("x"),
+        rates: list[float] = [],  # noqa: B006
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+
+
+def test_arguments_of_a_class_are_those_of_its_bases_too():
+    known = parameters(Mine)
+    assert list(known) == ["rule", "where", "rates", "model", "lr", "sizes"]
+    assert known["model"].default is known["model"].empty and known["rule"].default is None
+    assert [known[name].annotation for name in ("lr", "sizes", "model")] == [float, tuple[int, int], Any]
+
+
+def test_values_are_converted_to_their_types_or_to_plain_data():
+    given = {"lr": "1e-2", "sizes": "[1, 2]", "where": "5", "rule": "null"}
+    objects = {"lr": 0.01, "sizes": (1, 2), "where": Path("5"), "rule": None}
+    assert converted(Mine, given, "x") == objects
+    plain = {"rule": None, "where": "5", "rates": [], "lr": 0.01, "sizes": [1, 2]}
+    assert typed_args(Mine, given, "x", {"model"}) == plain
+    assert isinstance(converted(Mine, {"lr": 1}, "x")["lr"], float)
+    typed_args(Mine, {}, "x")["rates"].append(2.0)
+    assert typed_args(Mine, {}, "x")["rates"] == []
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lr": 1, "rule": "c"}, r"method \(Mine\): --method.rule c: expected a or b or null$"),
+        ({"sizes": [1, "two"]}, r"--method.sizes \[1, 'two'\]: expected tuple\[int, int\]$"),
+        ({"lr": None}, "--method.lr null: expected float$"),
+        ({"lr": True}, "--method.lr True: expected float$"),
+        ({"lr": float("nan")}, "--method.lr nan: expected float$"),
+        ({"lr": {1}}, r"--method.lr \{1\}: expected float$"),
+        ({"rul": "a"}, "unknown method argument 'rul'; did you mean 'rule'"),
+    ],
+)
+def test_an_error_names_the_argument_that_does_not_fit(values, message):
+    with pytest.raises(ConfigError, match=message):
+        converted(Mine, values, "method")
+
+
+@pytest.mark.parametrize(
+    ("hint", "text"),
+    [(Any, "Any"), (int | None, "int or null"), (float | Literal["auto"], "float or auto"), (list[int], "list[int]")],
+)
+def test_types_are_written_as_the_command_line_has_them(hint, text):
+    assert type_in_words(hint) == text

@@ -93,7 +93,7 @@ def test_admission_has_seeds_of_its_own_and_rows_that_are_there(tmp_path):
     central = {**quick["admission"]["central"], "labels": ["supervised", "consistnt"]}
     for other, told in (
         ({"seeds": [0, 1001]}, "seed 1001 is reported"),
-        ({"admission": {**quick["admission"], "seeds": [1000, 1000]}}, r"admission\.seeds: 1000 stands there twice"),
+        ({"admission": {**quick["admission"], "seeds": [1000, 1000]}}, r"admission\.seeds: twice: 1000"),
         ({"admission": {"seeds": [1000], "central": central}}, "'consistnt'.*'consistent'"),
     ):
         with pytest.raises(ConfigError, match=rf"scales\.quick.*{told}"):

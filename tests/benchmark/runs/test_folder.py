@@ -9,7 +9,7 @@ from benchmark.config import Run, Runtime, from_yaml, identity
 from benchmark.runs import folder as folder_module
 from benchmark.runs.code_identity import by_other_code, code_version, revision
 from benchmark.runs.folder import RunFolder, discard
-from benchmark.runs.lock import RunLocked, run_lock
+from benchmark.runs.lock import RunLocked, locked, run_lock
 from benchmark.runs.records import read_record, read_rows, revisions
 from benchmark.runs.states import CHECKPOINTS, state
 from datamodules.common.errors import RunError
@@ -144,15 +144,14 @@ def test_the_uncommitted_changes_are_kept_beside_the_record(tmp_path, monkeypatc
     assert [file.read_text() for file in tmp_path.glob("uncommitted-*.patch")] == ["a patch\n"]
 
 
-def test_a_folder_without_a_run_is_forgotten(tmp_path):
+def test_a_run_that_has_not_begun_leaves_no_folder(tmp_path):
     folder = RunFolder(tmp_path / "run")
     with folder.lock():
-        assert not folder.record
-        folder.forget()
-    assert not (tmp_path / "run").exists()
-    begun = whole_run(tmp_path / "run")
-    begun.forget()
-    assert state(tmp_path / "run") == "complete"
+        assert locked(folder.path)
+    assert not folder.path.exists()
+    with folder.lock():
+        folder.open(RUN, FACTS)
+    assert state(folder.path) == "stale"
 
 
 def test_the_record_is_not_written_at_every_row(tmp_path):
@@ -172,7 +171,7 @@ def test_a_failure_keeps_its_traceback(tmp_path):
     folder.open(RUN, FACTS)
     folder.append(row(0))
     try:
-        raise ZeroDivisionError("by zero")
+        raise ZeroDivisionError("by zero \udcff")  # as in the name of a file that is no UTF-8
     except ZeroDivisionError as error:
         folder.fail(error)
     record = read_record(tmp_path)

@@ -10,7 +10,7 @@ from benchmark.report.tables import LEFT, RIGHT
 from benchmark.suites import suite
 from benchmark.suites.plan import control_of, operands
 from benchmark.suites.schema import COLUMNS
-from benchmark.suites.suite import LAYERS, Suite
+from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 from datamodules.common.yaml import dump_yaml
 from toy_suite import SUITE
@@ -94,6 +94,12 @@ def test_an_ablation_takes_the_options_of_its_method_and_then_its_own():
     assert Suite(changed).run(high, "quick").config.method.init_args["subset_size"] == 6
 
 
+LAYERS = (
+    *("base", "data set", "label", "row", "scale", "scale's table", "scale's data set"),
+    *("scale's data set of the table", "tuned", "trial", "trial's data set"),
+)
+
+
 def test_a_later_layer_wins_over_all_before_it(tmp_path):
     """Each layer sets the rounds; the layers up to it, in any order of the file's keys, give its own number."""
     for last in range(1, len(LAYERS) + 1):
@@ -115,7 +121,7 @@ def test_a_later_layer_wins_over_all_before_it(tmp_path):
         toy.tuned.path("quick").parent.mkdir(exist_ok=True)
         toy.tuned.path("quick").write_text(dump_yaml({row.full_name: {"options": layer["tuned"].get("set", {})}}))
         trial = layer["trial"] | {"datasets": {"A": layer["trial's data set"]}}
-        assert toy.values(row, "quick", last=trial)["rounds"] == 9 + last, list(LAYERS)[last - 1]
+        assert toy.values(row, "quick", last=trial)["rounds"] == 9 + last, LAYERS[last - 1]
 
 
 def test_layers_of_a_scale_for_a_table_and_for_one_of_its_data_sets():
@@ -139,7 +145,7 @@ def test_layers_of_a_scale_for_a_table_and_for_one_of_its_data_sets():
     with pytest.raises(ConfigError, match=r"scales\.quick\.tables\.1\.datasets\.C: .*'C'"):
         Suite(changed)
     quick["tables"] = {1: {"dataset": {"B": {}}}}
-    with pytest.raises(ConfigError, match=r"scales\.quick\.tables\.1\.dataset is unknown"):
+    with pytest.raises(ConfigError, match=r"scales\.quick\.tables\.1\.dataset: extra"):
         Suite(changed)
 
 
@@ -197,7 +203,7 @@ def test_filters():
         toy.select(plan, tables=["3"])
     with pytest.raises(ConfigError, match=r"'lo'.*'low'"):
         toy.select(plan, methods=["lo"])
-    with pytest.raises(ConfigError, match=r"tables: 1, 2; data sets: A, B; methods: low, high$"):
+    with pytest.raises(ConfigError, match=r"'9/\*'.*`status --paper toy --scale paper`"):
         toy.select(plan, only=["9/*"])
 
 
@@ -250,10 +256,7 @@ scales: {quick: {seeds: [7, 8]}}
 """
     )
     toy, mine = suite.load("toy.yaml"), suite.load("mine.yaml")
-    noted = ("tuned", "admitted")
-    names = ["mine.yaml", *(f"{folder}/mine-quick.yaml" for folder in noted), "toy.csv"]
-    names += ["toy.yaml", *(f"{folder}/toy-quick.yaml" for folder in noted), "toy.csv"]
-    assert [file.relative_to(mine.folder).as_posix() for file in mine.files("quick")] == names and mine.title == "Toy"
+    assert mine.title == "Toy"
     added = set(mine.names()) - set(toy.names())
     assert added == {"2/A/mine", "own/B/mine"}
     assert [table.number for table in mine.tables] == ["1", "2", "own"]
@@ -269,9 +272,9 @@ scales: {quick: {seeds: [7, 8]}}
         ("extends: toi\npaper: own", "unknown paper 'toi'"),
         (
             "extends: toy.yaml\npaper: own\ntables: {1: {rows: 5}}",
-            r"own\.yaml: tables\.1\.rows: input should be a valid list \(it is 5\)",
+            r"own\.yaml: tables\.1\.rows: input should be a valid list",
         ),
-        ("extends: toy.yaml\npaper: own\ntables: {1: {rows: low}}", r"rows: input should be a valid list \(it is 'lo"),
+        ("extends: toy.yaml\npaper: own\ntables: {1: {rows: low}}", "rows: input should be a valid list"),
     ):
         (tmp_path / "own.yaml").write_text(text)
         with pytest.raises(ConfigError, match=message):
@@ -307,7 +310,7 @@ def test_errors_name_the_place():
 def test_no_row_hides_another(change, message):
     """A leaderboard knows its rows by their methods alone."""
     tables = {1: spec()["tables"][1] | change}
-    with pytest.raises(ConfigError, match=rf"toy\.yaml: tables\.1.*: {message} stands there twice"):
+    with pytest.raises(ConfigError, match=rf"toy\.yaml: tables\.1.*: twice: {message};"):
         Suite(spec(tables=tables), "toy.yaml")
 
 

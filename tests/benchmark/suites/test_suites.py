@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.arguments import build
 from benchmark.config import Run, Runtime, from_dict
 from benchmark.launch.run import fit
+from benchmark.registry import build
 from benchmark.runs.records import read_record
 from benchmark.suites import suite
 from methods import models
