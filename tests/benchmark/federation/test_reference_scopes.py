@@ -77,7 +77,7 @@ def test_scopes():
 def test_uploads_and_downloads_hold_shared_tensors_only():
     run = few_federation(Scoped, clients=2)
     visit = run.visits(0)[0]
-    (upload, _, down, steps), kept = visited(run, visit)
+    (upload, _, down, steps, _), kept = visited(run, visit)
     assert upload.tensors.keys() == set(run.method.names("shared"))
     assert upload.weight == visit.size == run.data.client(0).size
     assert float(kept.tensors["mine"]) > 0
