@@ -114,7 +114,7 @@ def admit(suite: Suite, scale: str, runtime: Runtime, jobs: int) -> dict[str, An
     if without:
         named = ", ".join(f"{run.cells[0]}, seed {run.config.seed} ({run.folder})" for run in without[:3])
         raise RunError(f"{len(without)} runs without a result: {named}. Fix what failed and run admit again")
-    made = {one.name: judged(one, suite.report) for one in asked}
+    made = {one.name: judged(one, suite.reading(scale)) for one in asked}
     suite.admitted.add(scale, made)
     return made
 

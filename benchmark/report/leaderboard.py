@@ -173,8 +173,8 @@ def interim(suite: Suite, plan: Plan, found: Sequence[Setting]) -> list[str]:
 
 def page(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
     """The page: for every table the comparison on each of its data sets with its resolution, and the costs."""
-    beside = "" if suite.report == "last_k_mean" else SMOOTH
-    read = READ.format(accuracy=ACCURACY[suite.report][0], beside=beside)
+    beside = "" if suite.reading(plan.scale) == "last_k_mean" else SMOOTH
+    read = READ.format(accuracy=ACCURACY[suite.reading(plan.scale)][0], beside=beside)
     parts = [markdown(f"# {suite.title}"), _provenance(suite, plan), *interim(suite, plan, found), read]
     for table in suite.tables:
         own = [one for one in found if one.table is table]
@@ -189,7 +189,7 @@ def page(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
             told = f"Not compared: {', '.join(absent)}; {table.reference}, the reference, is not run at this scale."
             parts += [markdown(told)]
         if own:
-            parts += ["What it costs", _costs(own, ACCURACY[suite.report][1])]
+            parts += ["What it costs", _costs(own, ACCURACY[suite.reading(plan.scale)][1])]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -197,7 +197,7 @@ def latex(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
     """A ``booktabs`` table per setting; rows are named and ordered as on the page, and Δ is bold there too."""
     parts, told = [r"% Made from records; needs \usepackage{booktabs}."], interim(suite, plan, found)
     for one in found:
-        read = f"{ACCURACY[suite.report][0]} in percent, mean ± half-width of the 95 % t interval (seeds). {LATEX_READ}"
+        read = f"{ACCURACY[suite.reading(plan.scale)][0]} in percent, mean ± half-width of the 95 % t interval (seeds). {LATEX_READ}"
         about = [f"{one.table.title}, {one.dataset}", read, *(text.replace("**", "") for text in told)]
         parts.append(latex_table(about, *_lines(one, brief=True)))
     return "\n".join([*parts, ""])

@@ -84,7 +84,7 @@ def settings(suite: Suite, plan: Plan) -> list[Setting]:
     for table in filter(lambda table: table.reference, suite.tables):
         for dataset in dict.fromkeys(row.dataset for row in table.rows):
             rows = [row for row in table.rows if row.dataset == dataset and row.full_name in plan.of_row]
-            scores = pd.DataFrame({row.method: _scores(plan, known, row, suite.report) for row in rows})
+            scores = pd.DataFrame({row.method: _scores(plan, known, row, suite.reading(plan.scale)) for row in rows})
             if dataset not in not_compared(plan, table) and scores.notna().any(axis=None):
                 found.append(_setting(suite, plan, known, table, rows, scores))
     return found
@@ -131,10 +131,10 @@ def _setting(
     unranked = list(dict.fromkeys((*bounds, *(own for own in table.controls.values() if own in scores))))
     lines = compare(scores, reference, unranked)
     smooth = {row.method: _values(known, row, "last_k_mean") for row in rows}
-    worst = {row.method: _values(known, row, suite.report, WORST) for row in rows}
+    worst = {row.method: _values(known, row, suite.reading(plan.scale), WORST) for row in rows}
     beside = [one for other in suite.tables if other.untuned == table.number for one in other.rows]
-    untuned = {one.method: _values(known, one, suite.report) for one in beside if one.dataset == dataset}
-    goal = smooth[reference].mean() if suite.report == "averaged" else lines.loc[reference, "mean"]
+    untuned = {one.method: _values(known, one, suite.reading(plan.scale)) for one in beside if one.dataset == dataset}
+    goal = smooth[reference].mean() if suite.reading(plan.scale) == "averaged" else lines.loc[reference, "mean"]
     more: dict[str, dict[str, Any]] = {}
     for row in rows:
         name = row.method

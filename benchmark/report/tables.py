@@ -162,7 +162,7 @@ class Page:
         for seed, group in runs.items():
             found = [self.plan.found[run.id].state for run in group]
             states[seed] = next((state for state in LACKS if state in found), "complete")
-        scores = self._scores(parts, metric, self.suite.report)
+        scores = self._scores(parts, metric, self.suite.reading(self.plan.scale))
         read = [name for name in READING if name != "averaged" or (config and config.average_last)]
         return {
             "table": self.table.number,
@@ -359,7 +359,7 @@ class Page:
             "rounds": _listed(sorted({config.rounds for config in configs})),
             "precision": _listed(precisions) if precisions - {"32-true"} else "",
             "seeds": _listed(plan.seeds),
-            "reading": SAY[suite.report].format(last=last, averaged=averaged),
+            "reading": SAY[suite.reading(plan.scale)].format(last=last, averaged=averaged),
             "hardware": _listed(sorted({hardware(record["environment"]) for record in records})) or "-",
             "code": _listed(sorted({version for record in records for version in code_versions(record)})) or "-",
         }

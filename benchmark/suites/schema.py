@@ -152,6 +152,7 @@ class _Admission(_Part):
 
 class _Scale(_PerDataset):
     seeds: Seeds
+    report: Reading | None = None
     compare: bool = False
     note: str = ""
     tables: dict[TableName, _PerDataset] = {}

@@ -77,6 +77,10 @@ class Suite:
         """Whether the scale is the paper's protocol: only then are results compared with published values."""
         return bool(self.scale(scale)["compare"])
 
+    def reading(self, scale: str) -> str:
+        """The reading that tables show at a scale: its own ``report``, or the suite's."""
+        return str(self.scale(scale)["report"] or self.report)
+
     def left_out(self, scale: str) -> dict[str, str]:
         """Labels that a scale leaves out, and why: for instance variants of something that the scale replaces."""
         return dict(self.scale(scale)["without"])
@@ -218,7 +222,7 @@ class Suite:
             methods = layer.get("methods", {})
             for options in (layer.get("set", {}), *(methods.get(one, {}) for one in with_its_method(name))):
                 values = apply(values, {**options, "method": name})
-        return {"seed": at["seeds"][0]} | values | {"scale": scale, "report": self.report}
+        return {"seed": at["seeds"][0]} | values | {"scale": scale, "report": self.reading(scale)}
 
     def plan(
         self,
