@@ -85,7 +85,7 @@ def agreement(method: str, device: str) -> list[Any]:
 
 def ends(method: str, device: str, **engine: Any) -> list[Tensor]:
     """The global model before and after a run as float64 vectors; ``engine``: see ``federation_of``."""
-    cls: type = find_class(method, KINDS["method"])
+    cls: Any = find_class(method, KINDS["method"])
     sizes = {"batch_size": 16} if "batch_size" in parameters(cls) else {}
     data = {"images": 250, "scenario": cls.scenario, **options_for(cls)}
     config = config_of(method, sizes | brief(method), data, rounds=2, eval_every=2, precision="64-true")
