@@ -157,18 +157,18 @@ def resume(fabric: Fabric, federation: Federation, recorder: Recorder | None) ->
     Raises:
         RunError: the checkpoint is not this run's, or rows that were written before it are missing or changed.
     """
-    saved = checkpoint.sent_to_all(fabric, on_first(fabric, lambda: _load(recorder)))
+    saved = checkpoint.sent_to_all(fabric, on_first(fabric, lambda: _load(recorder, federation)))
     if saved is not None:
         federation.load_state_dict(saved)
     wait_for_all(fabric)
     on_first(fabric, lambda: _take_up(recorder, federation, saved))
 
 
-def _load(recorder: Recorder | None) -> dict[str, Any] | None:
+def _load(recorder: Recorder | None, federation: Federation) -> dict[str, Any] | None:
     """The checkpoint that the run continues from. One that does not say where it comes from (an old one) is trusted.
 
     Raises:
-        RunError: it is of another run or partition, or lacks a part.
+        RunError: it is of another run or partition, or lacks something of the run.
     """
     assert recorder is not None
     saved, path = recorder.checkpoint.load(), recorder.checkpoint.path
@@ -181,6 +181,8 @@ def _load(recorder: Recorder | None) -> dict[str, Any] | None:
             raise RunError(
                 f"{path}: its {key} is {origin[key]} (code {origin['code_version']}), not {ours[key]}; {REMEDY}"
             )
+    if mismatch := _mismatch(saved, federation):
+        raise RunError(f"{path}: {mismatch}; {REMEDY}")
     return saved
 
 
@@ -200,3 +202,20 @@ def _take_up(recorder: Recorder | None, federation: Federation, saved: Mapping[s
         recorder.say(f"continues from round {federation.round + 1} of {federation.rounds}")
         if len(files.record["environment"]["revisions"]) > 1:
             recorder.say("the code of its method has changed since it began; its record names both versions")
+
+
+def _mismatch(saved: Mapping[str, Any], federation: Federation) -> str:
+    """What of a checkpoint is not of this run: its round, or tensors of the server or a client; empty if nothing."""
+    if saved["round"] > federation.rounds:
+        return f"round is {saved['round']}, after the last of {federation.rounds}"
+    own = federation.method.tensors("personal")
+    floating = {name: value for name, value in federation.server.items() if value.is_floating_point()}
+    begun = saved["round"] > federation.rounds - federation.average_last
+    parts = [("server", saved["server"], federation.server)]
+    parts += [("summed", saved.get("summed", {}), floating if begun else {})]
+    parts += [(f"clients.{client}", tensors, own) for client, (tensors, _) in saved["clients"].items()]
+    for where, found, known in parts:
+        shapes, ours = ({name: value.shape for name, value in one.items()} for one in (found, known))
+        if strange := [name for name in ours | shapes if shapes.get(name) != ours.get(name)]:
+            return f"{where}.{strange[0]} is missing, unknown, or of another shape"
+    return ""

@@ -39,6 +39,14 @@ def interrupted_at(tmp_path, kept):
     return copied
 
 
+def test_a_checkpoint_without_its_sums_is_refused(interrupted_at):
+    config, path = interrupted_at(5)
+    path /= CHECKPOINT
+    checkpoint.save(path, {**checkpoint.load(path), "summed": {}})
+    with pytest.raises(RunError, match=r"summed\..*of another shape"):
+        fit(config)
+
+
 def test_a_run_without_its_rows_does_not_go_on(interrupted_at, reference):
     """Its record would be complete without them; once they are back, so is the run."""
     config, path = interrupted_at(3)
