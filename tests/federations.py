@@ -212,8 +212,7 @@ def images(count: int = 6, seed: int = 1) -> Tensor:
 def fit_on(run: Federation, client: int, fields: dict[str, Tensor], **visit: Any) -> None:
     """One step of a client on these fields without labels, or of the server (-1) on these with labels."""
     data = run.data.server if client < 0 else run.data.client(client)
-    run.engine.seats[0].attach(Visit(client=client, size=data.size, **visit))
+    site = run.engine.seats[0].attach(Visit(client=client, size=data.size, **visit), data, [])
     index = torch.cat([data.labelled, data.unlabelled])[: len(fields["x"])]  # the fields bring the images themselves
     walk = Stream(index, len(index), {}, fields, shuffle=False)
-    site = LocalSite(run.method, run.engine.context, data, run.method.visit, [])
     site.fit([Pass({"labelled" if client < 0 else "unlabelled": walk})])

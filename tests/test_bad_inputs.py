@@ -30,7 +30,7 @@ COMMANDS = {
     "fit --suite toy.yaml --row 1/A/lo --scale quick": "did you mean '1/A/low'?",
     "fit --suite toy.yaml --row 1/A/low --config a.yaml": "--config FILE, or from --suite",
     "fit --suite rscfed --row 4/SVHN/rscfed": "name one of 4/SVHN/rscfed/labelled=1/unlabelled=4, ",
-    "fit --suite rscfed --row 4/SVHN/improvement": "difference of rscfed and fed_consist",
+    "fit --suite rscfed --row 4/SVHN/improvement": "several runs: name one of 4/SVHN/fed_consist",
     "fit --config missing.yaml": "--config missing.yaml: No such file",
     "status": "--paper",
     "table --paper rscfet": "did you mean 'rscfed'?",
@@ -79,7 +79,7 @@ OPTIONS = {
     "--callbacks nowhere.Mine": "--callbacks nowhere.Mine",
     "--roster.participants 99": "choose 1..3",
     "--roster.participant 3": "did you mean 'participants'?",
-    "--data.num_clients 0": "0 clients",
+    "--data.num_clients 0": "num_clients is 0",
     "--data ag_news --data_dir empty": "ag_news is not in ",
 }
 CONFIGS = {

@@ -196,8 +196,9 @@ def page(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
 def latex(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
     """A ``booktabs`` table per setting; rows are named and ordered as on the page, and Δ is bold there too."""
     parts, told = [r"% Made from records; needs \usepackage{booktabs}."], interim(suite, plan, found)
+    accuracy, _ = ACCURACY[suite.reading(plan.scale)]
     for one in found:
-        read = f"{ACCURACY[suite.reading(plan.scale)][0]} in percent, mean ± half-width of the 95 % t interval (seeds). {LATEX_READ}"
+        read = f"{accuracy} in percent, mean ± half-width of the 95 % t interval (seeds). {LATEX_READ}"
         about = [f"{one.table.title}, {one.dataset}", read, *(text.replace("**", "") for text in told)]
         parts.append(latex_table(about, *_lines(one, brief=True)))
     return "\n".join([*parts, ""])

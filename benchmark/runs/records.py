@@ -324,8 +324,8 @@ def problem(error: ValidationError, most: int = 1) -> str:
     told = []
     for one in error.errors(include_url=False, include_input=False)[:most]:
         place, message = ".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")
-        if one["type"] == "missing":
-            told.append(f"{place} is missing")
+        if one["type"] in ("missing", "extra_forbidden"):
+            told.append(f"{place} is {'missing' if one['type'] == 'missing' else 'unknown'}")
         else:
             told.append(f"{place}: {message[0].lower()}{message[1:]}" if place else message)
     return "; ".join(told)

@@ -23,7 +23,7 @@ LABEL_OPTIONS: Mapping[str, tuple[Scenario, ...]] = {
 LEAST: Mapping[str, int] = {
     **dict.fromkeys(("min_size", "border", "validation", "balanced_holdout", "labels_per_class"), 0),
     **dict.fromkeys(("iid_permutations", "split_classes", "picked", "labelled_from", "side", "zoom"), 1),
-    "labelled_min_per_class": 1,
+    **dict.fromkeys(("num_clients", "labelled_min_per_class"), 1),
 }
 """The smallest allowed value of integer options."""
 

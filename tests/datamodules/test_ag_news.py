@@ -12,7 +12,7 @@ import torch
 from benchmark.config import Run, RunConfig, Runtime, from_yaml
 from benchmark.launch.run import fit
 from benchmark.registry import ClassSpec
-from benchmark.runs.folder import RunFolder
+from benchmark.runs.records import read_record
 from datamodules import ag_news
 from datamodules.ag_news import AGNews
 from datamodules.common.errors import ConfigError, DataError, RunError
@@ -325,7 +325,7 @@ def test_a_run_learns_and_its_record_says_what_was_used(
         ),
     )  # fmt: skip
     path = fit(Run.of(config))
-    record = RunFolder(path).record()
+    record = read_record(path)
     assert record["status"] == "complete"
     assert record["encoder"] == "bert-base-uncased" and record["strong_view"] == "word_deletion_swap"
     assert record["texts_per_class"] == [50] * 4

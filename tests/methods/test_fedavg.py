@@ -36,7 +36,7 @@ def test_the_upper_bound_weighs_all_clients_by_size() -> None:
     run = make_federation("fedavg", data, rounds=1)
     visits = run.visits(0)
     outcomes = run.engine.run_visits(visits, run.server, {})
-    uploads = [outcomes[visit.client, visit.repeat].upload for visit in visits]
+    uploads = [outcomes[visit].upload for visit in visits]
     run_rows(run)
     sizes = [data.client(c).size for c in range(3)]
     assert sizes == [83, 20, 83]

@@ -134,6 +134,8 @@ def test_one_of_several_processes_deletes_nothing(here, fitted, monkeypatch, cap
     assert main(fit) == 0
     for name in ("TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
         monkeypatch.setenv(name, "2")
+    for name in ("RANK", "LOCAL_RANK", "GROUP_RANK"):
+        monkeypatch.setenv(name, "0")
     assert main([*fit, "--overwrite"]) == 2
     assert "delete the run's folder" in capsys.readouterr().err and (fitted[0].folder / "record.json").exists()
 

@@ -102,7 +102,7 @@ def test_a_run_that_other_code_of_the_method_has_made_is_not_shown_in_passing(tm
     [
         ({"roster__participants": 7}, ConfigError, "7 participants .* 6 clients"),
         ({"data__scenario": "server"}, ConfigError, "num_labels"),
-        ({"data__num_clients": 0}, DataError, "0 clients"),
+        ({"data__num_clients": 0}, ConfigError, "num_clients is 0"),
         ({"method__batch_size": 0}, ConfigError, "batch_size=0"),
         ({"seed": -1}, ConfigError, "seed is -1"),
         ({"runtime__devices": 0}, ConfigError, "devices is 0"),

@@ -145,7 +145,7 @@ def test_layers_of_a_scale_for_a_table_and_for_one_of_its_data_sets():
     with pytest.raises(ConfigError, match=r"scales\.quick\.tables\.1\.datasets\.C: .*'C'"):
         Suite(changed)
     quick["tables"] = {1: {"dataset": {"B": {}}}}
-    with pytest.raises(ConfigError, match=r"scales\.quick\.tables\.1\.dataset: extra"):
+    with pytest.raises(ConfigError, match=r"scales\.quick\.tables\.1\.dataset is unknown"):
         Suite(changed)
 
 
