@@ -224,7 +224,7 @@ def test_a_data_set_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_readme_says_what_the_board_resolves() -> None:
     """The figures of its paragraph are those of the board."""
-    board = README.partition("## A board")[2].partition("![")[0]
+    board = " ".join(README.partition("## A board")[2].partition("![")[0].split())
     lines = pd.read_csv(ROOT / "results/tables/news-board-leaderboard.csv")
     for resolution in lines.groupby("setting")["resolution"].first():
         assert f" {resolution:.1f} " in board
