@@ -78,8 +78,9 @@ def make_method(run: Run, data: FSSLDataModule, num_clients: int, num_images: in
     if missing := sorted(needed_views - set(data.views)):
         raise ConfigError(
             f"{type(method).__name__} needs the view {missing[0]!r}, and the data's pipeline has only "
-            f"{', '.join(data.views)}; choose another with --data.pipeline, and the setting that it was made for: "
-            f"--data.scenario {method.scenario} with a number of labels (docs/usage/runs.md)"
+            f"{', '.join(data.views)}; choose another, such as --data.pipeline randaugment_levels_cutout, and "
+            f"the setting that it was made for: --data.scenario {method.scenario} with a number of labels "
+            "(docs/usage/runs.md)"
         )
     return method
 

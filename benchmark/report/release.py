@@ -47,6 +47,7 @@ COLUMNS = {
 ABOUT = "Results of federated semi-supervised learning: methods by data sets, seeds, readings and rounds"
 METRIC = (NUMBER, "metric, see docs/usage/records.md")
 CROISSANT = {
+    "@language": "en",
     "@vocab": "https://schema.org/",
     "sc": "https://schema.org/",
     "cr": "http://mlcommons.org/croissant/",

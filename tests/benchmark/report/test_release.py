@@ -77,6 +77,7 @@ def test_cards_describe_every_column(suite, tmp_path):
     assert [one["name"] for one in features] == columns == [*COLUMNS, "acc"]
     assert all(f"| `{name}`" in text for name in columns)
     told = json.loads((tmp_path / "all-croissant.json").read_text())
+    assert told["@context"]["@language"] == "en"  # without it, mlcroissant cannot read the file
     assert [one["source"]["extract"]["column"] for one in told["recordSet"][0]["field"]] == columns
     for one in told["distribution"]:
         assert one["sha256"] == hashlib.sha256((tmp_path / one["contentUrl"]).read_bytes()).hexdigest()
