@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from lightning import Fabric
 from lightning.pytorch import Callback
+from rich.filesize import decimal
 
 from benchmark.config import Run, RunConfig, Runtime
 from benchmark.federation.assembly import assemble, make
@@ -26,7 +27,7 @@ from benchmark.runs import loggers
 from benchmark.runs.folder import RunFolder
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, DataError, RunError, Stopped, safe_str
-from datamodules.common.memory import available_bytes, in_words
+from datamodules.common.memory import available_bytes
 
 MOST_LISTED = 10_000  # clients
 
@@ -157,7 +158,7 @@ def _summary(config: RunConfig, federation: Federation) -> str:
     """Where a run takes place and how much memory its clients' states may take in each process, with a warning if the
     run never leaves its warm-up.
     """
-    rt, clients, kept = config.runtime, federation.data.num_clients, in_words(federation.client_state_bytes)
+    rt, clients, kept = config.runtime, federation.data.num_clients, decimal(federation.client_state_bytes)
     engine = ""
     if rt.engine == "slots":
         engine = f", {1 if federation.engine.sequential else rt.slots} slots"
