@@ -39,13 +39,17 @@ def own_name(name: str) -> str:
     return name if name.startswith(("feat_proj", "proxy_proj")) else f"model.{name.replace('classifier', 'head')}"
 
 
-def visits(method: FedMethod, case: dict[str, Any], tolerance: float) -> Iterator[dict[str, Any]]:
-    """Run both visits with one optimiser state; compare weights, buffers and momentum; yield the released results."""
+def start(method: FedMethod, case: dict[str, Any]) -> None:
+    """Load the initial weights of a case into a method."""
+    method.load_tensors({own_name(name): precise(value) for name, value in case["inputs"]["start_state"].items()})
+
+
+def visits(method: FedMethod, case: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
+    """Run both visits with one optimiser state; yield the released results and momentum buffers by our names."""
     states: OptimizerStates = []
-    close = {"rtol": 0.0, "atol": tolerance}
     for visit in case["visits"]:
-        method.load_tensors({own_name(name): precise(value) for name, value in case["inputs"]["start_state"].items()})
-        given, out = visit["inputs"], visit["outputs"]
+        start(method, case)
+        given = visit["inputs"]
         batches = list(batches_of(given))
         method.train()
         sums_of(method)
@@ -55,11 +59,7 @@ def visits(method: FedMethod, case: dict[str, Any], tolerance: float) -> Iterato
         states = kept_states(method, fit.optimizers)
         names = {parameter: name for name, parameter in method.named_parameters()}
         found = {names[p]: own["momentum_buffer"] for one in fit.optimizers for p, own in one.state.items() if own}
-        for name, value in out["state"].items():
-            torch.testing.assert_close(method.registered()[own_name(name)].double(), precise(value), **close)
-        for name, value in out["momentum"].items():
-            torch.testing.assert_close(found[own_name(name)], precise(value), **close)
-        yield out
+        yield visit["outputs"], found
 
 
 def batches_of(given: dict[str, Any]) -> Iterator[Batch]:

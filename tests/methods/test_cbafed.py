@@ -325,6 +325,7 @@ def test_thresholds_follow_the_labels_then_everything_used() -> None:
 # --- class-balanced selection
 
 THRESHOLDS = load("cbafed/threshold_from_counts")
+SVHN = torch.tensor([15.0, 292, 986, 116, 63, 1285, 1352, 1438, 807, 267])
 
 
 @pytest.mark.parametrize("case", THRESHOLDS["cases"], ids=lambda c: c["name"])
@@ -355,6 +356,11 @@ def test_a_class_at_the_border_is_no_tail(classes: int) -> None:
     assert tail_classes(counts).nonzero()[:, 0].tolist() == [0]
 
 
+def test_thresholds_do_not_depend_on_the_unit_of_the_counts() -> None:
+    """Ten times the counts: the same shares."""
+    torch.testing.assert_close(balanced_thresholds(SVHN), balanced_thresholds(10 * SVHN))
+
+
 @pytest.mark.parametrize(("classes", "literal"), [(10, 0.3), (100, 0.03), (7, 3 / 7)])
 def test_tail_rules_agree_for_ten_classes_only(classes: int, literal: float) -> None:
     """Relative to 1 / C, the cut is 0.3 as released; read literally it is 3 / C: less for 100 classes, more for 7."""
@@ -373,6 +379,14 @@ def test_the_second_class_is_tested_whatever_the_first_is() -> None:
     assert confident.tolist() == [False, False, True, False]
     assert rescued.tolist() == [True, False, False, True]
     assert labels.tolist() == [1, 1, 0, 1]
+
+
+def test_worked_example() -> None:
+    """The start of SVHN as the sheet prints it."""
+    wanted = torch.tensor([0.7556, 0.7975, 0.9, 0.7709, 0.7629, 0.9, 0.9, 0.9, 0.8753, 0.7937])
+    torch.testing.assert_close(balanced_thresholds(SVHN, 0.84, 0.9), wanted, rtol=0, atol=5e-5)
+    assert float(class_share(SVHN).std()) == pytest.approx(0.0866, abs=5e-5)
+    assert tail_classes(SVHN).nonzero()[:, 0].tolist() == [0, 3, 4]
 
 
 # --- ablations

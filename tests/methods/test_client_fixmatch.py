@@ -7,6 +7,8 @@ from torch import Tensor
 
 from federations import contract_federation, few_data, make_federation, make_method, run_rows, site_of, visited
 from methods.ablations.client_fixmatch import OnePass
+from methods.client_fixmatch import ClientFixMatch
+from methods.local_ssl import LocalSSL
 
 SURE, UNSURE = [6.0, 0.0, 0.0], [0.0, 1.0, 0.0]
 
@@ -58,6 +60,22 @@ def test_a_visit_is_what_plain_torch_computes() -> None:
     assert any(bool((confidence >= 0.8).any()) for confidence, _ in taught)
     for name, value in net.named_parameters():
         torch.testing.assert_close(upload.tensors[f"model.{name}"], value.data, rtol=1e-7, atol=1e-9)
+
+
+def test_local_labels_are_the_loss_of_feddures_fixmatch() -> None:
+    """On one batch, LPL and ``LocalSSL`` at the same threshold have the same loss, term by term."""
+    g = torch.Generator().manual_seed(0)
+    batch = {
+        "labelled": {"x": torch.randn(6, 3, 24, 24, generator=g), "y": torch.arange(6)},
+        "unlabelled": {field: torch.randn(9, 3, 24, 24, generator=g) for field in ("weak", "strong")},
+    }
+    ours = make_method(ClientFixMatch, pseudo_labels="local", threshold=0.104)
+    theirs = make_method(LocalSSL, threshold=0.104)
+    theirs.lambda_k = 1.0
+    loss = ours.training_step(batch, 0)
+    torch.testing.assert_close(loss, theirs.training_step(batch, 0), rtol=0.0, atol=1e-6)
+    supervised = F.cross_entropy(ours(batch["labelled"]["x"]), batch["labelled"]["y"])
+    assert float((loss - supervised).detach()) > 1e-3
 
 
 def test_without_unlabelled_weight_it_is_fedavg_on_the_same_schedule() -> None:

@@ -339,6 +339,12 @@ def test_a_run_without_perturbation_is_one_without_the_term() -> None:
         assert not torch.allclose(ends[2][name], ends[0][name], rtol=1e-7, atol=1e-10)
 
 
+def test_without_weights_asam_is_sam() -> None:
+    """Parameters that are not called weight are not scaled."""
+    weights, slopes = {"bias": torch.tensor([3.0, -4.0])}, {"bias": torch.tensor([0.6, 0.8])}
+    torch.testing.assert_close(asam(weights, slopes, 0.1), sam(weights, slopes, 0.1))
+
+
 def test_each_switch_changes_the_run() -> None:
     """No ablation of Table 2 or Fig. 4, and no alternative of the sheet, is without effect."""
 

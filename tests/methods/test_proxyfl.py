@@ -23,7 +23,7 @@ from methods.ablations.proxyfl import AsPrinted, ReleasedWeights
 from methods.base import Upload, Visit
 from methods.client_fixmatch import ClientFixMatch
 from methods.parts.aggregation import weighted_mean
-from methods.proxyfl import ProxyFL, class_sets, classifier, distances, tuned_proxies, widest_gap
+from methods.proxyfl import ProxyFL, class_sets, classifier, distances, icpl, tuned_proxies, widest_gap
 from methods.sage import SAGE
 
 ICPL, SERVER = load("allclients/proxyfl_icpl"), load("allclients/proxyfl_server")
@@ -73,9 +73,13 @@ def test_released_icpl(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", UPDATE["cases"])
 def test_released_visits(case: dict[str, Any]) -> None:
     """Weights, buffers, momentum and class counts after two visits that share an optimiser."""
-    method = toy(**arguments(case))
+    method, close = toy(**arguments(case)), {"rtol": 0.0, "atol": UPDATE["tolerance"]}
     method.prior.copy_(precise(case["inputs"]["prior"]))
-    for out in visits(method, case, UPDATE["tolerance"]):
+    for out, momentum in visits(method, case):
+        for name, value in out["state"].items():
+            torch.testing.assert_close(method.registered()[own_name(name)].double(), precise(value), **close)
+        for name, value in out["momentum"].items():
+            torch.testing.assert_close(momentum[own_name(name)], precise(value), **close)
         assert method.counts.tolist() == out["local_class_counts"]
         method.counts.zero_()  # as an engine does between visits
 
@@ -133,12 +137,36 @@ def test_released_prior(case: dict[str, Any]) -> None:
 # --- closed forms
 
 
+def test_one_row_that_pushes() -> None:
+    """-log of a share of two; rows that share a class, and products of nothing, do not push."""
+    z, w = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]), torch.eye(2)
+    sets = torch.tensor([[True, False], [False, True], [False, True]])
+    losses = icpl(z, w, sets.float(), sets)
+    first = torch.log1p(torch.exp(torch.tensor(0.6 - 1.0)))  # the third row is at a right angle to the first
+    second = torch.log1p(torch.exp(torch.tensor(0.6 - 0.8)))
+    torch.testing.assert_close(losses, torch.stack([first, second, torch.tensor(0.0)]))
+    common = torch.ones(3, 2, dtype=torch.bool)
+    assert icpl(z, w, sets.float(), common).tolist() == [0.0] * 3
+    everything = icpl(z, w, sets.float(), sets, least=-torch.inf)
+    assert everything[2].item() == pytest.approx(float(torch.log1p(torch.exp(torch.tensor(-1.0)))))
+
+
 def test_the_margin_is_the_widest_gap_to_a_nearest_proxy() -> None:
     """Three points on a line; never above 100."""
     proxies = torch.tensor([[0.0], [1.0], [4.0]])
     assert widest_gap(proxies) == 3.0
     assert widest_gap(1000 * proxies) == 100.0
     assert torch.equal(distances(proxies, proxies), (proxies - proxies.T).abs())
+
+
+def test_one_tuning_step() -> None:
+    """Two proxies on a line, one client with the same ones: the gradient by hand."""
+    proxies, margin, lr = torch.tensor([[-1.0], [1.0]], dtype=torch.float64), 2.0, 0.1
+    tuned = tuned_proxies(proxies[None], proxies, [torch.arange(2)], lr, margin)
+    share = 1 / (1 + torch.exp(torch.tensor(-(2.0 - margin), dtype=torch.float64)))  # exp(-2) against exp(-(0 + 2))
+    # a row leaves the other class's proxy at the rate 1 - share; its own stays, from which its distance is 0
+    expected = torch.tensor([[-1.0], [1.0]], dtype=torch.float64) * (1 + lr * float(1 - share) / 2)
+    torch.testing.assert_close(tuned, expected)
 
 
 # --- the federation

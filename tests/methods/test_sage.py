@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from allclients_visits import Toy, arguments, precise, visits
+from allclients_visits import Toy, arguments, own_name, precise, visits
 from federations import make_method, run_rows, small_contract
 from golden_files import load
 from methods.client_fixmatch import ClientFixMatch
@@ -44,7 +45,13 @@ def test_released_targets(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", UPDATE["cases"])
 def test_released_visits(case: dict[str, Any]) -> None:
     """Weights, buffers and momentum after two visits that share an optimiser."""
-    assert len(list(visits(SAGE(Toy(), **arguments(case)).double(), case, UPDATE["tolerance"]))) == 2
+    method = SAGE(Toy(), **arguments(case)).double()
+    close = {"rtol": 0.0, "atol": UPDATE["tolerance"]}
+    for out, momentum in visits(method, case):
+        for name, value in out["state"].items():
+            torch.testing.assert_close(method.registered()[own_name(name)].double(), precise(value), **close)
+        for name, value in out["momentum"].items():
+            torch.testing.assert_close(momentum[own_name(name)], precise(value), **close)
 
 
 def test_a_gap_of_a_twentieth_halves_the_weight() -> None:
@@ -64,3 +71,21 @@ def test_where_nothing_is_confident_all_of_them_are_fedavg() -> None:
         run_rows(run)
         servers.append(run.server)
     assert all(torch.equal(value, other[name]) for other in servers[1:] for name, value in servers[0].items())
+
+
+def test_models_that_agree_give_fixmatch() -> None:
+    """Without a gap in confidence, and the same class, the target is that class, and either mask is both."""
+    logits = 6 * torch.randn(50, 10, generator=torch.Generator().manual_seed(0))
+    targets, mask = corrected(logits, logits)
+    confidence, labels = logits.softmax(dim=1).max(dim=1)
+    assert torch.equal(mask, confidence >= 0.95) and 0 < int(mask.sum()) < 50
+    torch.testing.assert_close(targets, F.one_hot(labels, 10).float())
+
+
+def test_without_a_gap_the_local_label_wins_and_across_a_wide_one_the_global_label() -> None:
+    """Confidences alike, classes different; then the received model is undecided."""
+    local, alike = torch.tensor([[9.0, 0.0, 0.0]]), torch.tensor([[0.0, 9.0, 0.0]])
+    assert corrected(local, alike)[0][0].tolist() == pytest.approx([1.0, 0.0, 0.0], abs=2e-5)
+    undecided = torch.tensor([[0.0, 0.1, 0.0]])
+    targets, mask = corrected(local, undecided)
+    assert targets[0].tolist() == pytest.approx([0.0, 1.0, 0.0], abs=2e-4) and mask.tolist() == [True]

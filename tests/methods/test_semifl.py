@@ -16,6 +16,16 @@ from methods.base import Pass
 from methods.semifl import SemiFL
 
 
+def lambdas(method: SemiFL, site: LocalSite, count: int) -> list[float]:
+    """The mixing weights of the first steps of a visit."""
+    method.local_work(site)
+    drawn = []
+    for number in range(count):
+        method.on_train_batch_start({"mix": {}}, number)
+        drawn.append(float(method.lam))
+    return drawn
+
+
 def site_and_method(cls: type[SemiFL] = SemiFL, **args: Any) -> tuple[SemiFL, LocalSite, Tensor]:
     """A method, client 0, and made-up predictions on its images, of which the first 60 % are confident."""
     federation = make_federation(cls, few_in("server"), **args)
@@ -136,3 +146,23 @@ def test_clients_without_a_confident_image(cls: type[SemiFL], present: int) -> N
     assert row is not None
     assert row["pseudo/selected"] == 0.0
     assert all(torch.equal(v, before[k]) for k, v in federation.server.items())
+
+
+def test_lambdas_belong_to_the_visit() -> None:
+    """They repeat, whatever was drawn before, and differ between rounds, clients and repeats; torch draws nothing."""
+    method, site, _ = site_and_method()
+    visit, state = site.visit, torch.random.get_rng_state()
+    first = lambdas(method, site, 30)
+    assert len(set(first)) == 30
+    others = []
+    for change in ({"round": 1}, {"client": 1}, {"repeat": 1}):
+        site.visit = replace(visit, **change)
+        others.append(lambdas(method, site, 30))
+    assert len({tuple(drawn) for drawn in (first, *others)}) == 4
+    site.visit = visit
+    assert lambdas(method, site, 30) == first
+    assert torch.equal(torch.random.get_rng_state(), state)
+    other_run, same_site, _ = site_and_method()
+    assert lambdas(other_run, same_site, 30) == first
+    other_run, same_site, _ = site_and_method(run_seed=1)
+    assert lambdas(other_run, same_site, 30) != first
