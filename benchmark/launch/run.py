@@ -33,7 +33,7 @@ from benchmark.runs.lock import RunLocked
 from benchmark.runs.states import state
 from datamodules.common.errors import BenchError, ConfigError, RunError, Stopped
 
-PATIENCE = timedelta(days=7)  # processes wait for the slowest of a round, however long it takes
+PATIENCE = timedelta(days=7)  # for which processes wait for the slowest of a round
 
 
 def fit(run: Run) -> Path:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmark.config import RunConfig
 from benchmark.runs.records import READING, read_rows
 from benchmark.suites.plan import Plan
 
@@ -61,26 +60,3 @@ def rounds_of(folder: Path) -> pd.DataFrame:
         rounds = frame["round"].diff().fillna(frame["round"] + 1)
         frame["seconds"] = (frame["timing.seconds"] * rounds).cumsum()
     return frame
-
-
-def network(config: RunConfig) -> str:
-    """The trained network's name and arguments, e.g. ``resnet9 (width=4)``."""
-    args = ", ".join(f"{name}={value}" for name, value in config.model_args.items())
-    return f"{config.model} ({args})" if args else config.model
-
-
-def last_rounds(config: RunConfig) -> str:
-    """What ``last_k_mean`` averages: ``10 rounds``, or ``10 rounds (2 of them evaluated)``."""
-    last = range(max(0, config.rounds - config.last_k), config.rounds)
-    evaluated = sum((r + 1) % config.eval_every == 0 or r + 1 == config.rounds for r in last)
-    told = _counted(len(last))
-    return told if evaluated == len(last) else f"{told} ({evaluated} of them evaluated)"
-
-
-def averaged_rounds(config: RunConfig) -> str:
-    """What ``averaged`` averages, e.g. ``20 rounds``."""
-    return _counted(min(config.average_last, config.rounds))
-
-
-def _counted(rounds: int) -> str:
-    return f"{rounds} round{'s' if rounds > 1 else ''}"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+from benchmark.report.facts import network
 from benchmark.report.formats import csv_text, latex_table, markdown, pipe_table
-from benchmark.report.frame import network
 from benchmark.report.plots import draw_differences, svg_text
 from benchmark.report.settings import Setting, not_compared, settings, told_apart
 from benchmark.report.statistics import LEAST, superiority

@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 from scipy import stats
 
-from benchmark.report.frame import NONE, Values, by_row, last_rounds, rounds_of
+from benchmark.report.facts import last_rounds
+from benchmark.report.frame import NONE, Values, by_row, rounds_of
 from benchmark.report.statistics import FAILED, LEAST, LEVEL, SPENT, compare, cost, interval, late_rise
 from benchmark.runs.records import Record
 from benchmark.suites.plan import Plan, Row, Table

@@ -11,22 +11,16 @@ import pandas as pd
 from tabulate import tabulate
 
 from benchmark.config import Run, RunConfig
+from benchmark.report.facts import averaged_rounds, facts, last_rounds, network
 from benchmark.report.formats import Marked, csv_text, latex_table, markdown, pipe_table
-from benchmark.report.frame import BROKEN, LACKS, NONE, Values, averaged_rounds, by_row, last_rounds, network
+from benchmark.report.frame import BROKEN, LACKS, NONE, Values, by_row
 from benchmark.report.statistics import difference, interval, lead, places, prediction
 from benchmark.runs.console import printable
-from benchmark.runs.environment import hardware
-from benchmark.runs.records import READING, code_versions
+from benchmark.runs.records import READING
 from benchmark.suites.plan import Plan, Row, Table, control_of, operands
 from benchmark.suites.suite import Suite
 from datamodules.common.files import write_changed
 
-SAY = {
-    "best": "the round of best test accuracy",
-    "last": "the last round",
-    "last_k_mean": "the mean of the last {last}",
-    "averaged": "one model, the mean of the global weights of the last {averaged}",
-}
 LEAD = ("effect", "effect_ci95", "effect_prediction", "effect_n", "effect_published")
 VERDICT = ("prediction", *LEAD)  # at a comparable scale
 NUMBERS = ("ours", "std", "ci95", "delta", *VERDICT, *READING)
@@ -135,7 +129,9 @@ class Page:
         for cell in self.cells:
             keys = (cell["method"], *(cell["row"].columns.get(c, "") for c in self.heads))
             self.rows.setdefault(keys, {})[cell["dataset"], cell["metric"]] = cell
-        self.facts = self._facts()
+        networks = [(cell["network"], cell["method"], cell["dataset"]) for cell in self.cells]
+        constant = {c: self.cells[0]["row"].columns.get(c, "") for c in self.columns if c not in self.heads}
+        self.facts = facts(suite, plan, table, networks, constant)
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -341,45 +337,6 @@ class Page:
                 lines.append(line)
         return lines
 
-    def _facts(self) -> dict[str, str]:
-        suite, plan, table = self.suite, self.plan, self.table
-        rows = [row for row in table.rows if row.full_name in plan.of_row]
-        planned = {run.id: run for row in rows for seed in plan.seeds for run in [plan.run(row, seed)]}
-        records = [record for key in planned if (record := plan.found[key].record) is not None]
-        configs = [run.config for run in planned.values()]
-        precisions = {config.precision for config in configs}
-        constant = {c: self.cells[0]["row"].columns.get(c, "") for c in self.columns if c not in self.heads}
-        last, averaged = _listed(map(last_rounds, configs)), _listed(map(averaged_rounds, configs))
-        facts = {
-            "data": _listed(config.data.name for config in configs),
-            "metric": table.metrics[0] if len(table.metrics) == 1 else "",
-            "network": _networks(self.cells),
-            **{c.replace("_", " "): value for c, value in constant.items()},
-            "scale": f"{plan.scale} ({suite.scale(plan.scale).get('note') or 'own protocol'})",
-            "rounds": _listed(sorted({config.rounds for config in configs})),
-            "precision": _listed(precisions) if precisions - {"32-true"} else "",
-            "seeds": _listed(plan.seeds),
-            "reading": SAY[suite.reading(plan.scale)].format(last=last, averaged=averaged),
-            "hardware": _listed(sorted({hardware(record["environment"]) for record in records})) or "-",
-            "code": _listed(sorted({version for record in records for version in code_versions(record)})) or "-",
-        }
-        read = {entry for record in records for entry in (record.get("data_sha256") or {}).items()}
-        names = [name for name, _ in sorted(read)]
-        facts["**data of several versions**"] = _listed(name for name in names if names.count(name) > 1)
-        if len(records) < len(planned):
-            facts[""] = f"**{len(records)} of {len(planned)} runs complete**"
-            for bad in BROKEN:
-                facts[bad] = ", ".join(key for key in planned if plan.found[key].state == bad)
-        without = suite.left_out(plan.scale)
-        left = dict.fromkeys(row.method for row in table.rows if row.method in without)
-        facts["not at this scale"] = ", ".join(f"{label} ({without[label]})" for label in left)
-        waiting: dict[str, list[str]] = {}
-        for row in table.rows:
-            if row.pending:
-                waiting.setdefault(row.pending, []).append(f"{row.dataset} {row.method}")
-        facts["pending"] = ", ".join(f"{_listed(names)} ({reason})" for reason, names in waiting.items())
-        return facts
-
     def _told(self) -> list[str]:
         return [f"{name}: {text}" if name else text for name, text in self.facts.items() if text or name in ALWAYS]
 
@@ -484,31 +441,6 @@ def _latex_cell(cell: Cell | None) -> str:
 def _spelled(name: str) -> str:
     """A name without what spelling changes: ``CIFAR-10`` as ``cifar10``."""
     return "".join(filter(str.isalnum, name)).lower()
-
-
-def _networks(cells: Sequence[Cell]) -> str:
-    """Name the network of most cells, then each other one with its methods and data sets."""
-    cells_of: dict[str, list[tuple[str, str]]] = {}
-    for cell in cells:
-        cells_of.setdefault(cell["network"], []).append((cell["method"], cell["dataset"]))
-    told: list[str] = []
-    for name, own in sorted(cells_of.items(), key=lambda item: -len(item[1])):
-        others = [one for other, found in cells_of.items() if other != name for one in found]
-        methods, data = (list(dict.fromkeys(values)) for values in zip(*own, strict=True))
-        if not {method for method, _ in others} & set(methods):
-            who = _listed(methods)
-        elif not {dataset for _, dataset in others} & set(data):
-            who = _listed(data)
-        elif len(set(own)) == len(methods) * len(data):
-            who = f"{_listed(methods)} on {_listed(data)}"
-        else:
-            who = _listed(f"{method} on {dataset}" for method, dataset in own)
-        told.append(f"{name} ({who})" if told else name)
-    return "; ".join(told)
-
-
-def _listed(values: Iterable[Any]) -> str:
-    return ", ".join(dict.fromkeys(map(str, values)))
 
 
 def _mean(values: pd.Series) -> float | None:

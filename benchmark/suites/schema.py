@@ -1,4 +1,4 @@
-"""The schema of a suite file, checked when it is loaded, so that a mistake is reported with its place."""
+"""The schema of a suite file, checked when it is loaded, and how one file extends another."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -224,3 +224,38 @@ def with_its_method(name: str) -> list[str]:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def on_top(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """``own`` on top of ``base``: mappings are merged, rows of a table appended, other values replaced."""
+    result = {str(key): value for key, value in base.items()}
+    for key, value in ((str(key), value) for key, value in own.items()):
+        before = result.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            result[key] = on_top(before, value)
+        elif key == "rows" and isinstance(before, list) and isinstance(value, list):
+            result[key] = [*before, *value]
+        else:
+            result[key] = value
+    return result
+
+
+def with_untuned(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The spec with each table ``untuned: NAME`` filled in: the rows of the table NAME without its controls.
+
+    They have its options at every scale, and nothing that tuning has chosen, since they are rows of another table.
+    """
+    tables, scales = dict(spec.get("tables", {})), dict(spec.get("scales", {}))
+    for name, own in tables.items():
+        if not (isinstance(own, Mapping) and own.get("untuned") in tables):
+            continue
+        of = tables[own["untuned"]]
+        controls = of.get("controls", {}).values()
+        rows = [row for row in of["rows"] if row["method"] not in controls]
+        tables[name] = {key: of[key] for key in ("datasets", "metrics", "set") if key in of} | {**own, "rows": rows}
+        for scale, entry in scales.items():
+            at = entry.get("tables", {})
+            if own["untuned"] in at:
+                scales[scale] = {**entry, "tables": {**at, name: at[own["untuned"]]}}
+                entry = scales[scale]
+    return {**spec, "tables": tables, "scales": scales} if tables and scales else spec

@@ -14,7 +14,7 @@ from typing import Any
 from benchmark.config import Run, Runtime, apply, differences, from_dict
 from benchmark.registry import unknown
 from benchmark.suites.plan import Plan, Row, Table, operands, read_published
-from benchmark.suites.schema import check, with_its_method
+from benchmark.suites.schema import check, on_top, with_its_method, with_untuned
 from benchmark.suites.side_files import SideFile
 from datamodules.common.errors import BenchError, ConfigError
 from datamodules.common.yaml import read_yaml
@@ -52,7 +52,7 @@ class Suite:
         folder: Path = SUITES,
         extended: "Suite | None" = None,
     ) -> None:
-        self.spec = check(_with_untuned(spec), where)
+        self.spec = check(with_untuned(spec), where)
         self.where, self.folder, self.extended = where, folder, extended
         self.paper, self.title, self.report = (str(self.spec[name]) for name in ("paper", "title", "report"))
         self.ranked: bool = self.spec["ranked"]
@@ -425,42 +425,7 @@ def extend(extended: Suite, spec: Mapping[str, Any], where: str, folder: Path) -
             f"suite {where}: give it a name of its own under `paper:`; "
             f"under that of {extended.where} it would overwrite its tables"
         )
-    return Suite(_on_top(extended.spec, spec), where, folder, extended)
-
-
-def _on_top(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """``own`` on top of ``base``: mappings are merged, rows of a table appended, other values replaced."""
-    result = {str(key): value for key, value in base.items()}
-    for key, value in ((str(key), value) for key, value in own.items()):
-        before = result.get(key)
-        if isinstance(value, Mapping) and isinstance(before, Mapping):
-            result[key] = _on_top(before, value)
-        elif key == "rows" and isinstance(before, list) and isinstance(value, list):
-            result[key] = [*before, *value]
-        else:
-            result[key] = value
-    return result
-
-
-def _with_untuned(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The spec with each table ``untuned: NAME`` filled in: the rows of the table NAME without its controls.
-
-    They have its options at every scale, and nothing that tuning has chosen, since they are rows of another table.
-    """
-    tables, scales = dict(spec.get("tables", {})), dict(spec.get("scales", {}))
-    for name, own in tables.items():
-        if not (isinstance(own, Mapping) and own.get("untuned") in tables):
-            continue
-        of = tables[own["untuned"]]
-        controls = of.get("controls", {}).values()
-        rows = [row for row in of["rows"] if row["method"] not in controls]
-        tables[name] = {key: of[key] for key in ("datasets", "metrics", "set") if key in of} | {**own, "rows": rows}
-        for scale, entry in scales.items():
-            at = entry.get("tables", {})
-            if own["untuned"] in at:
-                scales[scale] = {**entry, "tables": {**at, name: at[own["untuned"]]}}
-                entry = scales[scale]
-    return {**spec, "tables": tables, "scales": scales} if tables and scales else spec
+    return Suite(on_top(extended.spec, spec), where, folder, extended)
 
 
 @dataclass(frozen=True)

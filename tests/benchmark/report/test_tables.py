@@ -10,8 +10,9 @@ import pytest
 
 from benchmark.config import RunConfig
 from benchmark.registry import ClassSpec
+from benchmark.report.facts import last_rounds
 from benchmark.report.formats import csv_text
-from benchmark.report.frame import last_rounds, long_frame, rounds_of
+from benchmark.report.frame import long_frame, rounds_of
 from benchmark.report.tables import render, write
 from benchmark.runs.states import RunState
 from benchmark.suites.suite import Suite

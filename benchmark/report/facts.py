@@ -1,0 +1,116 @@
+"""What a table says of its runs: data, network, rounds, reading, hardware, code, and what is missing."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmark.config import RunConfig
+from benchmark.report.frame import BROKEN
+from benchmark.runs.environment import hardware
+from benchmark.runs.records import code_versions
+from benchmark.suites.plan import Plan, Table
+from benchmark.suites.suite import Suite
+
+SAY = {
+    "best": "the round of best test accuracy",
+    "last": "the last round",
+    "last_k_mean": "the mean of the last {last}",
+    "averaged": "one model, the mean of the global weights of the last {averaged}",
+}
+
+
+def facts(
+    suite: Suite, plan: Plan, table: Table, networks: Sequence[tuple[str, str, str]], constant: Mapping[str, str]
+) -> dict[str, str]:
+    """Facts about the runs of a table by name; a text without a name has the empty one.
+
+    Args:
+        suite: the suite.
+        plan: its runs at one scale.
+        table: one of its tables.
+        networks: network, method and data set of each cell.
+        constant: columns in which no rows differ.
+    """
+    rows = [row for row in table.rows if row.full_name in plan.of_row]
+    planned = {run.id: run for row in rows for seed in plan.seeds for run in [plan.run(row, seed)]}
+    records = [record for key in planned if (record := plan.found[key].record) is not None]
+    configs = [run.config for run in planned.values()]
+    precisions = {config.precision for config in configs}
+    last, averaged = _listed(map(last_rounds, configs)), _listed(map(averaged_rounds, configs))
+    told = {
+        "data": _listed(config.data.name for config in configs),
+        "metric": table.metrics[0] if len(table.metrics) == 1 else "",
+        "network": _networks(networks),
+        **{c.replace("_", " "): value for c, value in constant.items()},
+        "scale": f"{plan.scale} ({suite.scale(plan.scale).get('note') or 'own protocol'})",
+        "rounds": _listed(sorted({config.rounds for config in configs})),
+        "precision": _listed(precisions) if precisions - {"32-true"} else "",
+        "seeds": _listed(plan.seeds),
+        "reading": SAY[suite.reading(plan.scale)].format(last=last, averaged=averaged),
+        "hardware": _listed(sorted({hardware(record["environment"]) for record in records})) or "-",
+        "code": _listed(sorted({version for record in records for version in code_versions(record)})) or "-",
+    }
+    read = {entry for record in records for entry in (record.get("data_sha256") or {}).items()}
+    names = [name for name, _ in sorted(read)]
+    told["**data of several versions**"] = _listed(name for name in names if names.count(name) > 1)
+    if len(records) < len(planned):
+        told[""] = f"**{len(records)} of {len(planned)} runs complete**"
+        for bad in BROKEN:
+            told[bad] = ", ".join(key for key in planned if plan.found[key].state == bad)
+    without = suite.left_out(plan.scale)
+    left = dict.fromkeys(row.method for row in table.rows if row.method in without)
+    told["not at this scale"] = ", ".join(f"{label} ({without[label]})" for label in left)
+    waiting: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row.pending:
+            waiting.setdefault(row.pending, []).append(f"{row.dataset} {row.method}")
+    told["pending"] = ", ".join(f"{_listed(names)} ({reason})" for reason, names in waiting.items())
+    return told
+
+
+def _networks(cells: Sequence[tuple[str, str, str]]) -> str:
+    """Name the network of most cells, then each other one with its methods and data sets."""
+    cells_of: dict[str, list[tuple[str, str]]] = {}
+    for name, method, dataset in cells:
+        cells_of.setdefault(name, []).append((method, dataset))
+    told: list[str] = []
+    for name, own in sorted(cells_of.items(), key=lambda item: -len(item[1])):
+        others = [one for other, found in cells_of.items() if other != name for one in found]
+        methods, data = (list(dict.fromkeys(values)) for values in zip(*own, strict=True))
+        if not {method for method, _ in others} & set(methods):
+            who = _listed(methods)
+        elif not {dataset for _, dataset in others} & set(data):
+            who = _listed(data)
+        elif len(set(own)) == len(methods) * len(data):
+            who = f"{_listed(methods)} on {_listed(data)}"
+        else:
+            who = _listed(f"{method} on {dataset}" for method, dataset in own)
+        told.append(f"{name} ({who})" if told else name)
+    return "; ".join(told)
+
+
+def _listed(values: Iterable[Any]) -> str:
+    """Each value once, in order."""
+    return ", ".join(dict.fromkeys(map(str, values)))
+
+
+def network(config: RunConfig) -> str:
+    """The trained network's name and arguments, e.g. ``resnet9 (width=4)``."""
+    args = ", ".join(f"{name}={value}" for name, value in config.model_args.items())
+    return f"{config.model} ({args})" if args else config.model
+
+
+def last_rounds(config: RunConfig) -> str:
+    """What ``last_k_mean`` averages: ``10 rounds``, or ``10 rounds (2 of them evaluated)``."""
+    last = range(max(0, config.rounds - config.last_k), config.rounds)
+    evaluated = sum((r + 1) % config.eval_every == 0 or r + 1 == config.rounds for r in last)
+    told = _counted(len(last))
+    return told if evaluated == len(last) else f"{told} ({evaluated} of them evaluated)"
+
+
+def averaged_rounds(config: RunConfig) -> str:
+    """What ``averaged`` averages, e.g. ``20 rounds``."""
+    return _counted(min(config.average_last, config.rounds))
+
+
+def _counted(rounds: int) -> str:
+    return f"{rounds} round{'s' if rounds > 1 else ''}"
