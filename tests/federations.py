@@ -13,22 +13,22 @@ from benchmark.contract.federations import (
     SCENARIOS,
     SIDE,
     FewerDigits,
+    Subject,
     brief,
     class_of,
-    contract_federation,
     different,
     half_trained,
     make_data,
     make_federation,
     make_method,
-    options_for,
     plain_fabric,
     rounds_until,
 )
 from benchmark.federation.loop import Federation
 from benchmark.federation.site import ClientState, LocalSite, VisitResult
 from benchmark.registry import parameters
-from datamodules.base import Scenario
+from datamodules.base import FSSLDataModule, Scenario
+from datamodules.digits import Digits
 from few_digits import FewDigits
 from methods.base import FedMethod, Pass, Stream, Tally, Visit
 
@@ -97,12 +97,15 @@ def fewest_data(clients: int, labelled: int | None = None, **args: Any) -> Fewes
     return data
 
 
-def fewest_for(method: FedMethod) -> FewestDigits:
+def contract_federation(method: str | type, data: FSSLDataModule | None = None, **args: Any) -> Federation:
+    """The federation that the contract's checks run."""
+    return Subject(method).federation(data, **args)
+
+
+def fewest_for(method: str | type) -> Digits:
     """Set up ``FewestDigits`` in the scenario that a method is made for, with its own ``contract_data``."""
-    options = {**options_for(method), **FEWEST_LABELS.get(method.scenario, {}), **method.contract_data}
-    data = FewestDigits(**{"scenario": method.scenario, "partition": "iid", **options})
-    data.setup()
-    return data
+    cls = class_of(method)
+    return Subject(cls, FewestDigits).data(**{**FEWEST_LABELS.get(cls.scenario, {}), **cls.contract_data})
 
 
 def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: Any) -> Federation:
@@ -116,7 +119,7 @@ def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: 
     fabric = fabric or plain_fabric()
     smaller = {"batch_size": 8} if "batch_size" in parameters(class_of(method)) else {}
     made = make_method(method, weights=half_trained(), **(brief(method) | smaller))
-    data = fewest_for(made)
+    data = fewest_for(method)
     data.place(fabric.device, torch.float32)
     return Federation(made, data, data.roster(0), fabric, rounds=2, seed=0, **engine)
 
@@ -124,7 +127,7 @@ def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: 
 def small_contract(method: str | type, rounds: int = 2, **args: Any) -> Federation:
     """The contract's half-trained federation on ``FewestDigits``, in batches of 4 and, where images come apart, 8."""
     made = make_method(method, **brief(method))
-    data = fewest_for(made)
+    data = fewest_for(method)
     sizes = {name: size for name, size in (("batch_size", 4), ("unlabelled_bs", 8)) if name in made.hparams}
     return contract_federation(method, data, **{"rounds": rounds, "average_last": 0, **sizes, **args})
 

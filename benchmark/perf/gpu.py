@@ -87,7 +87,7 @@ def ends(method: str, device: str, **engine: Any) -> list[Tensor]:
     """The global model before and after a run as float64 vectors; ``engine``: see ``federation_of``."""
     cls: Any = find_class(method, KINDS["method"])
     sizes = {"batch_size": 16} if "batch_size" in parameters(cls) else {}
-    data = {"images": 250, "scenario": cls.scenario, **options_for(cls)}
+    data = {"images": 250, **options_for(cls)}
     config = config_of(method, sizes | brief(method), data, rounds=2, eval_every=2, precision="64-true")
     made, found = federation_of(config, device, **engine), []
     for _ in range(2):

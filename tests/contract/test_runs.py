@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmark.contract.federations import FewerDigits
-from benchmark.contract.hidden import (
+from benchmark.contract.isolation import (
     unlabelled,
     with_other_hidden_labels,
     with_other_test_images,
