@@ -78,11 +78,6 @@ def test_the_table_of_papers_names_all_methods_of_a_suite(paper: str) -> None:
     assert ours and [one for one in ours if one.replace("_", "") not in named] == []
 
 
-def test_the_first_recipe_in_python_is_in_its_file() -> None:
-    recipe, *_ = python_blocks("docs/usage/python.md")
-    assert recipe in (ROOT / "docs/examples/federation.py").read_text(encoding="utf-8")
-
-
 def test_example_in_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With names, and with classes that no module has; it writes nothing."""
     monkeypatch.chdir(tmp_path)

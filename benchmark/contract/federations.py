@@ -258,7 +258,7 @@ class Subject:
         federation.load_state_dict(state)
         return federation
 
-    def differences(self, federation: Federation, stop: int, but: tuple[str, ...] = ()) -> list[str]:
+    def differences(self, federation: Federation, stop: int, but: Sequence[str] = ()) -> list[str]:
         """How a federation that now runs up to round ``stop`` differs from the reference run, in words.
 
         Columns that begin with one of ``but`` do not count.
@@ -266,7 +266,7 @@ class Subject:
         notes, expected = [], self.reference.rows[federation.round : stop]
         for row, other in zip(rounds_until(federation, stop), expected, strict=True):
             for name in sorted(set(row) | set(other)):
-                if not name.startswith(but) and row.get(name) != other.get(name):
+                if not name.startswith(tuple(but)) and row.get(name) != other.get(name):
                     notes.append(f"round {row['round']}: {name} is {row.get(name)} instead of {other.get(name)}")
         return notes + different(federation.server, self.reference.servers[stop])
 

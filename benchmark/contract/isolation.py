@@ -34,58 +34,43 @@ from methods.base import Batch, FedMethod, Visit
 
 def check_hidden_labels_and_test_images_are_not_read(subject: Subject) -> None:
     """With wrong hidden labels, noise for test images and wrong test labels, training is the same; scores differ."""
-    federation, notes = with_other(subject, with_other_hidden_labels, with_other_test_images)
+    federation, notes = with_others(subject, test_images=True)
     if notes:
-        require_equal(
-            with_other(subject, with_other_hidden_labels)[1],
-            "with other hidden labels it trains another model; the labels of unlabelled images are for metrics only",
-        )
+        because = "with other hidden labels it trains another model; they are for metrics only"
+        require_equal(with_others(subject, test_images=False)[1], because)
     require_equal(
         notes,
         "with other test images it trains another model. Take statistics from training images (data.take), and let "
         "predict change nothing",
     )
     assert federation.evaluate()["acc"] != subject.reference.rows[1]["acc"], (
-        "with noise for test images and wrong test labels its accuracy is the same: predict does not look at the "
-        "images that it is given"
+        "with noise for test images and wrong test labels its accuracy is the same: predict does not look at images"
     )
 
 
-def with_other(subject: Subject, *replaced: Callable[[FSSLDataModule], FSSLDataModule]) -> tuple[Federation, list[str]]:
-    """A federation after two rounds on other data, and how it differs from the reference run, in words.
+def with_others(subject: Subject, test_images: bool) -> tuple[Federation, list[str]]:
+    """A federation after two rounds with a wrong label for every training image without one, and perhaps with noise for
+    test images and wrong test labels; and how it differs from the reference run, in words.
 
-    Columns that hidden labels and test images may change are not compared.
+    Columns that these may change are not compared.
     """
     data, run = subject.data(), subject.reference
-    but = ("pseudo/", "acc_clients", "acc_worst_clients")
-    if with_other_test_images in replaced:
-        but += tuple(name for name in run.averaged if name != "rounds")
+    but = ["pseudo/", "acc_clients", "acc_worst_clients"]
     with others_are_wrong(data):
-        for replace_in in replaced:
-            replace_in(data)
+        data.overwrite(train_labels=with_wrong_hidden_ones(data))
+        if test_images:
+            labels = (data.test_labels + 1) % data.num_classes
+            data.overwrite(test_images=noise(data.test_images), test_labels=labels)
+            but += [name for name in run.averaged if name != "rounds"]
         federation = subject.federation(data)
         return federation, subject.differences(federation, 2, but)
 
 
-def with_other_unlabelled_images(data: FSSLDataModule) -> FSSLDataModule:
-    """The same data module, now with noise for all training images without a label."""
-    images, hidden = data.train_images, unlabelled(data)
-    data.overwrite(train_images=torch.where(hidden.view(-1, *[1] * (images.ndim - 1)), noise(images), images))
-    return data
-
-
-def with_other_hidden_labels(data: FSSLDataModule) -> FSSLDataModule:
-    """The same data module, now with a wrong label for every training image without one."""
-    labels, hidden, classes = true_labels(data), unlabelled(data), data.num_classes
+def with_wrong_hidden_ones(data: FSSLDataModule) -> Tensor:
+    """Training labels, with a wrong one for every image that no site has with a label."""
+    labels, classes = true_labels(data), data.num_classes
     by = torch.arange(len(labels)) % (classes - 1) + 1
-    data.overwrite(train_labels=torch.where(hidden, (labels + by) % classes, labels))
-    return data
-
-
-def with_other_test_images(data: FSSLDataModule) -> FSSLDataModule:
-    """The same data module, now with noise for test images and wrong test labels."""
-    data.overwrite(test_images=noise(data.test_images), test_labels=(data.test_labels + 1) % data.num_classes)
-    return data
+    return torch.where(unlabelled(data), (labels + by) % classes, labels)
 
 
 def noise(images: Tensor) -> Tensor:
@@ -210,18 +195,10 @@ def check_registered_tensors_are_its_own(subject: Subject) -> None:
 
 # --- what hooks change, draw and make
 
-CHANGES = (
-    "a hook changes in place what belongs to the server or to the data, so that another process, or the next client, "
-    "would see something else. Change a clone"
-)
-DRAWS = (
-    "a hook draws from a generator that is not seeded for the visit. Draw from client.generator('a purpose'), and from "
-    "self.generator while a client trains"
-)
-BATCHES = "training_step changes its batch in place; change a clone"
-STRAYS = (
-    "on a GPU a step would work on tensors of the CPU. Make them on the device (device=self.device), and register "
-    "constants as buffers"
+CHANGE = "another process, or the next client, would see something else; change a clone"
+DRAW = "it is not seeded for the visit; take client.generator('a purpose'), and self.generator while a client trains"
+STRAY = (
+    "on a GPU it would be slow or fail; make tensors on the device (device=self.device), register constants as buffers"
 )
 
 
@@ -234,7 +211,7 @@ def check_hooks_keep_to_what_is_theirs(subject: Subject) -> None:
     fails, or waits for the copy and cannot be recorded.
     """
     federation = subject.federation()
-    notes: dict[str, set[str]] = {CHANGES: set(), DRAWS: set(), BATCHES: set(), STRAYS: set()}
+    notes: set[str] = set()
     compute, sites = Fit.compute, federation.data.clients
     for client in range(len(sites)):
         sites[client] = sites[client]  # kept: otherwise each hook gets a new one, without what another did to it
@@ -245,23 +222,24 @@ def check_hooks_keep_to_what_is_theirs(subject: Subject) -> None:
         states = global_states(hook)
         yield
         drawn = global_states(hook)
-        notes[DRAWS].update(f"{hook} draws from {name}" for name in states if states[name] != drawn[name])
-        notes[CHANGES].update(f"{hook} changes {name}" for name in different(lent(federation), before))
+        notes.update(f"{hook} draws from {name}: {DRAW}" for name in states if states[name] != drawn[name])
+        notes.update(f"{hook} changes {name}: {CHANGE}" for name in different(lent(federation), before))
 
     def watched_step(self: Fit, batch: Batch, number: int) -> Any:
         before = {place: value.clone() for place, value in by_place(batch).items()}
-        with WatchedDevices(notes[STRAYS]):
+        with WatchedDevices(notes):
             made = compute(self, batch, number)
         now = by_place(batch)
-        notes[BATCHES].update(f"batch{place}" for place in different(now, before) if place in before)
+        notes.update(
+            f"training_step changes batch{place}: {CHANGE}" for place in before.keys() & different(now, before)
+        )
         return made
 
     watch_hooks(federation.method, watch)
     with patch.object(Fit, "compute", watched_step):
         rounds_until(federation, 2)
     assert federation.steps, "no client takes a step in two rounds"
-    for because, found in notes.items():
-        require_equal(sorted(found), because)
+    require_equal(sorted(notes), "hooks touch what is not theirs")
 
 
 def watch_hooks(method: FedMethod, watch: Callable[[str], Any]) -> None:
@@ -335,4 +313,4 @@ class WatchedDevices(TorchFunctionMode):
         """Add a call, with the line of the code that is neither torch's nor this module's."""
         others = (f"{Path(torch.__file__).parent}{os.sep}", __file__)
         frame = [one for one in traceback.extract_stack() if not one.filename.startswith(others)][-1]
-        self.strays.add(f"{what} at {frame.filename}:{frame.lineno} ({frame.name})")
+        self.strays.add(f"{what} at {frame.filename}:{frame.lineno} ({frame.name}): {STRAY}")

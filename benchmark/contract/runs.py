@@ -5,11 +5,10 @@ together. Only if they come to other bits are they repeated in each, to find whi
 """
 
 import os
-import platform
-import socket
+import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -29,7 +28,7 @@ from benchmark.contract.federations import (
     rounds_until,
     some_visits,
 )
-from benchmark.contract.isolation import with_other_unlabelled_images
+from benchmark.contract.isolation import noise, unlabelled
 from benchmark.federation import loop
 from benchmark.federation.fit import Fit, OptimizerStates, kept_states, load_states
 from benchmark.federation.loop import Federation
@@ -86,7 +85,10 @@ def check_pseudo_labels_flow(subject: Subject) -> None:
         "`contract_args`, name arguments with which it does, e.g. a low threshold"
     )
     if used or "unlabelled" in subject.make().views:
-        other = subject.federation(with_other_unlabelled_images(subject.data()))
+        data = subject.data()
+        images, hidden = data.train_images, unlabelled(data).view(-1, 1, 1, 1)
+        data.overwrite(train_images=torch.where(hidden, noise(images), images))
+        other = subject.federation(data)
         rounds_until(other, 2)
         assert different(other.server, run.servers[2]), (
             "it declares unlabelled images or reports pseudo-labels, but replacing those images with noise does not "
@@ -224,8 +226,7 @@ def check_slots_equal_the_reference(subject: Subject) -> None:
     """Clients that take turns in three slots give the same bits."""
     require_equal(
         subject.differences(subject.federation(slots=3, replay=False), 2),
-        "clients that train in three copies of the method give another result: only registered tensors travel with a "
-        "client",
+        "clients that train in three copies of the method give another result: only registered tensors travel along",
     )
 
 
@@ -260,36 +261,21 @@ def recorded_elsewhere(init: Callable[..., None]) -> Callable[..., None]:
     return recorded
 
 
-Fakes = Mapping[tuple[Any, str], Any]
-"""Module and name of a function -> its stand-in."""
-
-
-def _later(clock: Any) -> Any:
-    """A clock that is a day ahead."""
-    by = 86_413 * (10**9 if clock.__name__.endswith("_ns") else 1)
-    return lambda: clock() + by
-
-
-def _backwards(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
-    """All visits on one rank, the last client's first."""
-    return [sorted(visits, key=lambda v: (-v.client, v.repeat))]
-
-
-CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")
 RANK = "the rank or the number of processes"
 RANKS = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "SLURM_PROCID": "1", "SLURM_NTASKS": "3"}
 ORDER = "the order in which clients train"
 SCALE = "the scale of the loss"
-FAKES: Mapping[str, Fakes] = {
-    "the id of the process": {(os, "getpid"): lambda: 77_001, (os, "getppid"): lambda: 77_000},
-    "the name of the host": {(socket, "gethostname"): lambda: "elsewhere", (platform, "node"): lambda: "elsewhere"},
-    "the clock": {(time, name): _later(getattr(time, name)) for name in CLOCKS},
-    "the number of processors": {(os, "cpu_count"): lambda: 333, (torch, "get_num_threads"): lambda: 333},
+TOMORROW = time.time() + 86_413
+FAKES: dict[str, dict[str, object]] = {
+    "the id of the process": {"os.getpid": 77_001, "os.getppid": 77_000},
+    "the name of the host": {"socket.gethostname": "elsewhere", "platform.node": "elsewhere"},
+    "the clock": {"time.time": TOMORROW, "time.monotonic": TOMORROW, "time.perf_counter": TOMORROW},
+    "the number of processors": {"os.cpu_count": 333, "torch.get_num_threads": 333},
     RANK: {},
-    ORDER: {(loop, "assign"): _backwards},
+    ORDER: {},
     SCALE: {},
 }
-"""Circumstances that must not matter, and what is replaced in each."""
+"""Circumstances that must not matter, and what functions return in each."""
 CAUSES = {
     "": "two runs of one seed differ: something draws from a generator that nobody seeds, reads the clock or the host, "
     "or is kept where all instances share it",
@@ -325,23 +311,25 @@ def differences(subject: Subject, circumstances: Collection[str]) -> list[str]:
     """How two rounds in these circumstances and no others differ from the reference run, in words."""
     assert subject.reference  # made before the fakes
     with ExitStack() as stack:
-        for name in circumstances:
-            for (owner, attribute), fake in everywhere(subject, FAKES[name]).items():
-                stack.enter_context(patch.object(owner, attribute, fake))
+        for path, value in [pair for name in circumstances for pair in FAKES[name].items()]:
+            module, _, function = path.rpartition(".")
+            real = getattr(sys.modules[module], function)
+            for owner in (sys.modules[module], *own_modules(subject.cls).values()):  # some import it by name
+                for name in [name for name, value in vars(owner).items() if value is real]:
+                    stack.enter_context(patch.object(owner, name, lambda value=value: value))
         if RANK in circumstances:
             stack.enter_context(patch.dict(os.environ, RANKS))
         federation = subject.federation()
         (seat,) = federation.engine.seats
         if RANK in circumstances:
             seat.context = replace(seat.context, rank=1, ranks=3)
+        if ORDER in circumstances:
+            stack.enter_context(patch.object(loop, "assign", backwards))
         if SCALE in circumstances:
             seat.method._engine.loss_scaler = LossScaler(torch.device("cpu"))
         return subject.differences(federation, 2, OVERFLOW if SCALE in circumstances else ())
 
 
-def everywhere(subject: Subject, fakes: Fakes) -> Fakes:
-    """Stand-ins also for functions that a method's modules have imported by name."""
-    real = {id(getattr(*place)): fake for place, fake in fakes.items()}
-    modules = own_modules(subject.cls).values()
-    named = [(module, name, id(value)) for module in modules for name, value in vars(module).items()]
-    return {**fakes, **{(module, name): real[value] for module, name, value in named if value in real}}
+def backwards(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
+    """All visits on one rank, the last client's first."""
+    return [sorted(visits, key=lambda visit: (-visit.client, visit.repeat))]

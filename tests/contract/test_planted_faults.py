@@ -44,7 +44,7 @@ FAULTS: dict[str, dict[type[FedMethod], str]] = {
     "hooks_keep_to_what_is_theirs": {
         memory.BroadcastInPlace: r"broadcast changes \['server'\]\['usual'\]",
         memory.LabelsInPlace: r"local_work changes \['sites'\]\[0\]\['labels'\]",
-        training.BatchInPlace: r"in place.*batch\['unlabelled'\]\['x'\]",
+        training.BatchInPlace: r"training_step changes batch\['unlabelled'\]\['x'\]",
         training.ConstantOnTheHost: r"full makes a tensor \[10\] on the CPU at \S*training\.py:\d+",
         training.CopiesToTheHost: r"moves a tensor to the CPU at \S*training\.py:\d+",
         training.MakesAConstant: r"copies numbers to the device at \S*training\.py:\d+",
