@@ -96,7 +96,7 @@ def test_a_single_run_of_a_paper_is_the_table_s(here, fitted):
     assert (fitted[0].id, fitted[0].config.scale) == (planned.id, "paper")
     assert main(["fit", "--suite", "fl2", "--row", "1/SVHN-40/fl2/partition=iid"]) == 0
     assert fitted[1].config.data.init_args["partition"] == "iid"
-    assert main(["fit", "--suite", "text", "--row", "all/AG News/FedDB"]) == 0
+    assert main(["fit", "--suite", "news", "--row", "all/AG News/FedDB"]) == 0
     assert fitted[2].config.scale == "board"
 
 
