@@ -78,11 +78,7 @@ class Runtime:
         checkpoint_every_s: minimum number of seconds between checkpoints; they are rarer if saving would take more than
             2 % of the time. 0 saves after every round.
         wandb: mirror to Weights & Biases: ``auto`` (off at scale quick and without a key, else online), ``online``,
-            ``offline`` or ``off``.
-        wandb_project: its project; default: ``WANDB_PROJECT``, or ``fssl-bench``.
-        wandb_entity: its user or team; default: ``WANDB_ENTITY``, or the account's own.
-        wandb_group: group of the runs; default: ``WANDB_RUN_GROUP``, or the scale.
-        wandb_tags: tags, separated by commas; default: ``WANDB_TAGS``.
+            ``offline`` or ``off``. Its environment variables name project, entity, group and tags.
     """
 
     devices: int | Literal["auto"] = "auto"
@@ -99,10 +95,6 @@ class Runtime:
     results_dir: str = "results"
     checkpoint_every_s: float = 60.0
     wandb: Literal["auto", "online", "offline", "off"] = "auto"
-    wandb_project: str | None = None
-    wandb_entity: str | None = None
-    wandb_group: str | None = None
-    wandb_tags: str | None = None
 
     def __post_init__(self) -> None:
         _check_least(self, devices=1, num_nodes=1, threads=1, slots=1, client_memory=0, checkpoint_every_s=0)

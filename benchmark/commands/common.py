@@ -62,9 +62,9 @@ def jobs_and_gpus(options: Namespace, runtime: Runtime) -> tuple[int, int]:
     """How many runs to make at once, by ``--jobs``, and how many GPUs they share."""
     if options.jobs != "auto" and options.jobs < 1:
         raise ConfigError(f"--jobs is {options.jobs}; it must be at least 1")
-    from benchmark.launch import pool
+    from benchmark.launch import placement
 
-    jobs, gpus = pool.default_jobs(runtime)
+    jobs, gpus = placement.default_jobs(runtime)
     return (jobs if options.jobs == "auto" else options.jobs), gpus
 
 

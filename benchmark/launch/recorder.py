@@ -23,7 +23,7 @@ from benchmark.launch.signals import check_stopped
 from benchmark.runs.code_identity import by_other_code, by_other_revision, code_version, revision
 from benchmark.runs.exported import WEIGHTS
 from benchmark.runs.folder import RunFolder
-from benchmark.runs.loggers import Mirror, mirror_run
+from benchmark.runs.loggers import Mirror
 from benchmark.runs.records import code_versions, read_record, read_rows, revisions
 from benchmark.runs.states import CHECKPOINT, LAST_STATE, other_data
 from datamodules.common.errors import BenchError, ConfigError, RunError, Stopped
@@ -100,7 +100,7 @@ def recording(fabric: Fabric, run: Run, files: RunFolder) -> Iterator[Recorder |
     if not fabric.is_global_zero:
         yield None
         return
-    with mirror_run(run, files.path) as mirror:
+    with Mirror(run, files.path) as mirror:
         recorder = Recorder(files, mirror, run.config.runtime.checkpoint_every_s)
         try:
             yield recorder

@@ -21,18 +21,17 @@ from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.continuing import go_on
 from benchmark.launch.launchers import is_one_of_several, slurm_tasks, torchrun
 from benchmark.launch.placement import placed
-from benchmark.launch.process import enough_queues
 from benchmark.launch.recorder import is_complete
 from benchmark.launch.signals import STOPPED, ended_by_signals, stoppable, stopping_children
-from benchmark.launch.worker import worker_main
-from benchmark.registry import imported, one_line
+from benchmark.launch.worker import enough_queues, worker_main
+from benchmark.registry import one_line
 from benchmark.runs import loggers
 from benchmark.runs.environment import check_processes
 from benchmark.runs.folder import RunFolder
-from benchmark.runs.lock import RunLocked
 from benchmark.runs.states import state
-from datamodules.common.errors import BenchError, ConfigError, RunError, Stopped
+from datamodules.common.errors import ConfigError, RunError, Stopped
 
+OURS = ("datamodules.common.errors.", "benchmark.runs.lock.")  # modules of errors whose message says it all
 PATIENCE = timedelta(days=7)  # for which processes wait for the slowest of a round
 
 
@@ -149,7 +148,7 @@ def _launch(fabric: Fabric, run: Run, spawned: bool) -> None:
             raise Stopped(SIGTERM) from None
         error = _raised(exception, path)
         error.__cause__ = exception  # has the traceback, which the record shall have, too
-        if not isinstance(error, RunLocked) and state(path) in ("stale", "failed"):
+        if state(path) in ("stale", "failed"):
             RunFolder(path).fail(error, run)
         raise error from exception
     finally:
@@ -158,15 +157,11 @@ def _launch(fabric: Fabric, run: Run, spawned: bool) -> None:
             torch.cuda.empty_cache()
 
 
-def _raised(exception: ProcessException, path: Path) -> BenchError:
-    """What a process of the run died of; an error of ours keeps its class and message."""
+def _raised(exception: ProcessException, path: Path) -> RunError:
+    """What a process of the run died of; an error of ours keeps its message."""
     traceback = str(exception).strip().rpartition("\nTraceback (most recent call last):\n")[2]
     last = "\n".join(dropwhile(lambda line: line.startswith(" "), traceback.splitlines()))  # what follows the frames
     name, _, message = last.partition(": ")
-    try:
-        cls = imported(name)
-    except (ImportError, AttributeError, ValueError):
-        cls = None
-    if isinstance(cls, type) and issubclass(cls, BenchError):
-        return cls(message)
+    if name.startswith(OURS):
+        return RunError(message)
     return RunError(f"{path}: {last}; the same command (without --overwrite) continues from the last checkpoint")

@@ -311,8 +311,8 @@ def _with(before: Sequence[str], now: str) -> list[str]:
 
 
 def _runtime(run: Run) -> dict[str, Any]:
-    """How the run was executed, without local folders and accounts, since records are shared."""
-    return {k: v for k, v in asdict(run.config.runtime).items() if not (k.endswith("_dir") or k.startswith("wandb_"))}
+    """How the run was executed, without local folders, since records are shared."""
+    return {k: v for k, v in asdict(run.config.runtime).items() if not k.endswith("_dir")}
 
 
 def digest_of(rows: Sequence[Row]) -> str:

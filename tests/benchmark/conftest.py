@@ -3,7 +3,7 @@
 import pytest
 
 from benchmark.config import Runtime
-from benchmark.launch import pool, run
+from benchmark.launch import placement, pool, run
 from benchmark.launch.run import fit
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.states import state
@@ -24,15 +24,13 @@ def runs_stay_here(monkeypatch):
     def run_all(runs, jobs, gpus, display):
         outcomes = []
         with display:
-            for one in pool.pinned(runs, jobs, gpus):
+            for one in placement.pinned(runs, jobs, gpus):
                 display.start(one)
                 outcomes.append(pool.RunOutcome(one, *pool.attempt(one, run.fit)))
                 display.finish(one, outcomes[-1].status, outcomes[-1].message)
         return outcomes
 
     monkeypatch.setattr(pool, "run_all", run_all)
-    monkeypatch.setattr(pool, "in_own_process", lambda one: run.fit(one))
-    monkeypatch.setattr(pool, "server", lambda: None)
 
 
 @pytest.fixture(scope="session")

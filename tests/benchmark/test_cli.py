@@ -105,14 +105,13 @@ def test_options_are_frozen(options_of):
     suite = {"--paper", "--scale", "--seeds", "--results_dir"}
     engine = {"--accelerator", "--engine", "--slots", "--replay", "--client_memory", "--threads"}
     where = {*engine, "--data_dir", "--checkpoint_every_s", "--wandb", "--logger", "--callbacks"}
-    where |= {"--wandb_project", "--wandb_entity", "--wandb_group", "--wandb_tags"}
     assert names == {
         "fit": {"--config", "--suite", "--row", "--method", "--data", "--model", "--rounds", "--seed", "--scale",
                 "--eval_every", "--last_k", "--report", "--precision", "--devices", "--num_nodes"}
         | {"--average_last", "--results_dir", "--nonfinite", "--sums", "--dry_run", "--overwrite", "--export"}
         | where,
         "table": {"--jobs", "--tables", "--methods", "--only", "--slurm", "--precision", "--rounds"}
-        | {"--dry_run", "--overwrite", "--slurm_bundle", "--slurm_at_once"}
+        | {"--dry_run", "--overwrite", "--slurm_bundle"}
         | suite
         | where,
         "admit": {"--jobs", "--paper", "--scale", "--results_dir"} | where,

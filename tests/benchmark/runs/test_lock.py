@@ -96,7 +96,7 @@ def another_host_finishes(path, monkeypatch):
 def test_a_process_that_slept_while_another_host_finished_its_run_writes_nothing(tmp_path, monkeypatch):
     """Neither a row, nor a checkpoint, nor its failure, nor a heartbeat: the record stays complete."""
     ours = RunFolder(tmp_path, heartbeat_s=0)
-    recorder = Recorder(ours, Mirror("off", tmp_path, RUN.config.runtime, "quick"), 0.0)
+    recorder = Recorder(ours, Mirror(RUN, tmp_path), 0.0)
     with ours.lock():
         ours.open(RUN, FACTS)
         ours.append(row(0))
