@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,6 @@ MODULES: dict[str, Any] = {
 }
 MOST_NESTED = 5000  # brackets and the like in one argument; more of them crash the YAML parser
 UNREAD = 141  # a shell's exit code for a program that SIGPIPE has ended
-COMMANDS: dict[str, Callable[..., int]] = {name: module.run for name, module in MODULES.items()}
 WITH_DOTTED = ("fit", "enter", "describe")
 """Commands that take options with a dot, such as ``--method.lr``."""
 
@@ -97,11 +96,10 @@ def _run(argv: Sequence[str]) -> int:
     check_left_over()
     chosen = _parsed(arguments)
     command, options = chosen.subcommand, chosen[chosen.subcommand]
-    if command in WITH_DOTTED:
-        return COMMANDS[command](options, dotted)
-    if dotted:
+    if dotted and command not in WITH_DOTTED:
         raise ConfigError(f"{command} takes no --{next(iter(dotted))}: what a table runs is in its suite file")
-    return COMMANDS[command](options)
+    given = (options, dotted) if command in WITH_DOTTED else (options,)
+    return int(MODULES[command].run(*given))
 
 
 def split_dotted(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:

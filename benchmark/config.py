@@ -35,18 +35,6 @@ ROSTER = "datamodules.partition.roster.Roster"
 ROSTER_SUPPLIED = ("num_clients", "labelled", "seed", "_subsets")  # arguments that the run passes to the roster
 
 
-def check_folder(path: str, option: str) -> None:
-    """Refuse a path that scripts cannot hold in one line, or whose ``~`` the shell has not replaced.
-
-    Raises:
-        ConfigError: names the option.
-    """
-    if not path.isprintable():
-        raise ConfigError(f"{option} {path!r}: a character that cannot be printed, such as a line break")
-    if path.startswith("~"):
-        raise ConfigError(f"{option}={path}: the shell has not replaced ~; put a space for the =, or give a whole path")
-
-
 def _check_least(options: Any, **least: int) -> None:
     for name, number in least.items():
         value = getattr(options, name)
@@ -99,7 +87,11 @@ class Runtime:
     def __post_init__(self) -> None:
         _check_least(self, devices=1, num_nodes=1, threads=1, slots=1, client_memory=0, checkpoint_every_s=0)
         for name in ("data_dir", "results_dir"):
-            check_folder(str(getattr(self, name)), f"--{name}")
+            path = str(getattr(self, name))
+            if not path.isprintable():  # scripts could not hold it in one line
+                raise ConfigError(f"--{name} {path!r}: a character that cannot be printed, such as a line break")
+            if path.startswith("~"):
+                raise ConfigError(f"--{name}={path}: the shell has not replaced ~; put a space for the =")
 
 
 @dataclass(frozen=True)

@@ -97,11 +97,10 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         show(runs, {run.id: "missing" if overwrite else state(run.folder) for run in runs}, jobs=1)
         return 0
     if len(points) > 1 or overwrite:
-        from benchmark.federation.assembly import check_values
         from benchmark.launch.run import check
 
         for _, one in made:  # so that a value out of range is refused before the first run, and before it is deleted
-            (check if overwrite else check_values)(one)
+            check(one)
     if overwrite:
         discard(run.folder for run in runs)
     code = _several(runs) if len(runs) > 1 else _one(runs[0], export)
@@ -222,10 +221,13 @@ def _one(run: Run, export: str | None) -> int:
     from benchmark.runs.exported import export as write_model
     from benchmark.runs.states import state
 
-    first, before = getattr(rank_zero_only, "rank", 0) == 0, state(run.folder)
-    with Display(1).following(run) if first else nullcontext():
+    def is_first() -> bool:  # which is known for sure once the processes have met
+        return bool(getattr(rank_zero_only, "rank", 0) == 0)
+
+    before = state(run.folder)
+    with Display(1).following(run) if is_first() else nullcontext():
         one_run.fit(run)
-    if first:
+    if is_first():
         print(_told(run, " (was complete, nothing was run; --overwrite runs it again)" * (before == "complete")))
         if export:
             write_model(run, Path(export))

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -12,14 +13,16 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from benchmark.config import Run
-from benchmark.launch.launchers import leave_allocation, refuse_several
+from benchmark.launch.launchers import is_one_of_several, leave_allocation
 from benchmark.launch.placement import pinned
 from benchmark.launch.progress import Display
 from benchmark.launch.signals import SIGNALS, STOPPED, check_stopped, die_with_parent, stoppable, stopping_children
 from benchmark.registry import imported, one_line
 from benchmark.runs.environment import check_processes
+from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked
-from datamodules.common.errors import Stopped, message_of
+from benchmark.runs.states import state
+from datamodules.common.errors import BenchError, ConfigError, Stopped, message_of
 
 FIT = "benchmark.launch.run.fit"
 IMPORTED = ("benchmark.launch.run", "benchmark.federation.loop", "sklearn.datasets")
@@ -51,11 +54,15 @@ def run_all(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: st
         One outcome per run, in order of completion.
 
     Raises:
-        ConfigError: there are more processes than the machine can run.
+        ConfigError: there are more processes than the machine can run, or something else has started several.
         Stopped: ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP`` came; the runs in progress have saved the end of their last
             round.
     """
-    refuse_several("a command with many runs")
+    if is_one_of_several():
+        raise ConfigError(
+            "a command with many runs starts its own processes: start it once, without torchrun or srun, which are for "
+            "one run (`fit`)"
+        )
     queue, going = pinned(runs, jobs, gpus), dict[int, _Going]()
     alone = jobs <= 1 and not gpus
     free = list(range(min(max(1, jobs), len(runs))))
@@ -80,7 +87,7 @@ def run_all(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: st
 
 
 def attempt(run: Run, fit: Callable[[Run], Path], log: Path | None = None) -> tuple[str, str]:
-    """Carry out a run, with its output in ``log``, and return how it ended."""
+    """Carry out a run, with its output in ``log``, and return how it ended; a failure is also recorded."""
     try:
         if log:
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -92,6 +99,9 @@ def attempt(run: Run, fit: Callable[[Run], Path], log: Path | None = None) -> tu
         return "busy", str(error)
     except Exception as error:
         check_stopped()  # a stop matters more than what failed while saving, which has been printed
+        with suppress(OSError, BenchError):  # a record that cannot be read or written stays as it is
+            if state(run.folder) in ("missing", "stale"):
+                RunFolder(run.folder).fail(error, run)
         return "failed", one_line(message_of(error))
     return "complete", ""
 

@@ -78,8 +78,6 @@ class Recorder:
         The state of the last round is kept where a run of more rounds could go on from it: it is small, and nothing
         has asked for the number of rounds.
         """
-        if taken := federation.engine.counts():
-            self.say(f"steps of clients in slots, in this process: {dict(taken)}")
         held = {**federation.server, **federation.method.tensors("frozen")}
         weights = {name: value.cpu() for name, value in held.items()}
         self.files.check_claim()
@@ -200,8 +198,6 @@ def _take_up(recorder: Recorder | None, federation: Federation, saved: Mapping[s
                 federation.log(row, [logger])
     if saved is not None:
         recorder.say(f"continues from round {federation.round + 1} of {federation.rounds}")
-        if len(files.record["environment"]["revisions"]) > 1:
-            recorder.say("the code of its method has changed since it began; its record names both versions")
 
 
 def _mismatch(saved: Mapping[str, Any], federation: Federation) -> str:

@@ -1,10 +1,10 @@
 """One run, from its configuration to its record: ``fit``."""
 
 import gc
-import pickle
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from itertools import dropwhile
 from pathlib import Path
 from signal import SIGTERM
@@ -48,7 +48,9 @@ def fit(run: Run) -> Path:
         Stopped: ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP`` came; the run has saved the end of its last round.
     """
     with stoppable():
-        return _fit(run)
+        if not is_complete(run):
+            _carry_out(run)
+        return run.folder
 
 
 def check(run: Run) -> None:
@@ -62,21 +64,17 @@ def check(run: Run) -> None:
     check_values(run)
 
 
-def _fit(run: Run) -> Path:
+def _carry_out(run: Run) -> None:
     """This process starts those of the run, or is one of those that SLURM or ``torchrun`` has started."""
-    path = run.folder
-    if is_complete(run):
-        return path
     if not is_one_of_several():
-        go_on(run, RunFolder(path))
+        go_on(run, RunFolder(run.folder))
     run, spawned = _launchable(run)
     fabric = _fabric(run, spawned)
     if spawned and run.config.runtime.accelerator == "cpu":  # fail early if data are missing
         make_data(run).prepare_data()
     _launch(fabric, run, spawned)
-    if spawned and state(path) != "complete":
-        raise RunError(f"{path}: its processes ended without an error, but the run is not complete; run it again")
-    return path
+    if spawned and state(run.folder) != "complete":
+        raise RunError(f"{run.folder}: its processes ended without an error, but the run is not complete; run it again")
 
 
 def _launchable(run: Run) -> tuple[Run, bool]:
@@ -138,11 +136,11 @@ def _launch(fabric: Fabric, run: Run, spawned: bool) -> None:
     try:
         if spawned:
             with stopping_children():
-                fabric.launch(worker_main, pickle.dumps(run))  # type: ignore[arg-type]
+                fabric.launch(partial(worker_main, run=run))
         else:
             with ended_by_signals():
                 fabric.launch()
-            worker_main(fabric, pickle.dumps(run))
+            worker_main(fabric, run)
     except ProcessException as exception:
         if getattr(exception, "exit_code", None) == STOPPED:
             raise Stopped(SIGTERM) from None

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import pickle
 import sys
 import warnings
 from collections.abc import Mapping
@@ -33,14 +32,13 @@ MOST_LISTED = 10_000  # clients
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
-def worker_main(fabric: Fabric, pickled: bytes) -> None:
-    """Entry point of every process of a run; the run comes as bytes, since Fabric takes no frozen class.
+def worker_main(fabric: Fabric, run: Run) -> None:
+    """Entry point of every process of a run.
 
     A process that was started for the run treats Ctrl-C like the other signals: the one that started it waits for it.
     """
     try:
         with stoppable(SIGINT):
-            run: Run = pickle.loads(pickled)
             _set_up_process(run.config.runtime)
             _run_unless_complete(fabric, run)
     except Stopped:
@@ -183,12 +181,9 @@ def _summary(config: RunConfig, federation: Federation) -> str:
     run never leaves its warm-up.
     """
     rt, clients, kept = config.runtime, federation.data.num_clients, decimal(federation.client_state_bytes)
-    engine = ""
-    if rt.engine == "slots":
-        engine = f", {1 if federation.engine.sequential else rt.slots} slots"
     warmup = federation.method.hparams.get("warmup_rounds", 0)
     all_warm = f"; ALL {config.rounds} rounds lie within the warm-up of {warmup}" if config.rounds <= warmup else ""
     return (
-        f"{rt.devices} x {rt.accelerator} with {rt.threads} CPU threads each, {config.precision}{engine}; "
+        f"{rt.devices} x {rt.accelerator} with {rt.threads} CPU threads each, {config.precision}; "
         f"what {clients} clients keep between visits takes up to {kept}{all_warm}"
     )

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from benchmark import ROOT, cli
-from benchmark.cli import COMMANDS, main, split_dotted
+from benchmark.cli import MODULES, main, split_dotted
 from benchmark.launch.signals import STOPPED
 from benchmark.registry import KINDS, find_class, known_names, parameters
 from datamodules.common.errors import Stopped
@@ -101,7 +101,7 @@ def options_of(capsys):
 
 
 def test_options_are_frozen(options_of):
-    names = {name: options_of(name) for name in COMMANDS}
+    names = {name: options_of(name) for name in MODULES}
     suite = {"--paper", "--scale", "--seeds", "--results_dir"}
     engine = {"--accelerator", "--engine", "--slots", "--replay", "--client_memory", "--threads"}
     where = {*engine, "--data_dir", "--checkpoint_every_s", "--wandb", "--logger", "--callbacks"}
@@ -126,7 +126,7 @@ def test_options_are_frozen(options_of):
     }  # fmt: skip
 
 
-TELLING = [["list"], ["--help"], *([name, "--help"] for name in COMMANDS)]
+TELLING = [["list"], ["--help"], *([name, "--help"] for name in MODULES)]
 """What only tells."""
 
 TELLS = """
@@ -154,6 +154,6 @@ def test_a_command_that_is_stopped_says_what_resumes_it(here, monkeypatch, capsy
     def stopped(*_, **__):
         raise Stopped(signal.SIGTERM)
 
-    monkeypatch.setitem(COMMANDS, "tune", stopped)
+    monkeypatch.setattr(MODULES["tune"], "run", stopped)
     assert main(["tune", "--paper", "toy.yaml", *more]) == STOPPED
     assert capsys.readouterr().err == f"stopped by SIGTERM; the same command{again} resumes\n"

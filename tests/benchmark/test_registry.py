@@ -15,7 +15,6 @@ from benchmark.registry import (
     own_names,
     parameters,
     type_in_words,
-    typed_args,
 )
 from datamodules.common.errors import ConfigError
 
@@ -113,11 +112,7 @@ def test_values_are_converted_to_their_types_or_to_plain_data():
     given = {"lr": "1e-2", "sizes": "[1, 2]", "where": "5", "rule": "null"}
     objects = {"lr": 0.01, "sizes": (1, 2), "where": Path("5"), "rule": None}
     assert converted(Mine, given, "x") == objects
-    plain = {"rule": None, "where": "5", "rates": [], "lr": 0.01, "sizes": [1, 2]}
-    assert typed_args(Mine, given, "x", {"model"}) == plain
     assert isinstance(converted(Mine, {"lr": 1}, "x")["lr"], float)
-    typed_args(Mine, {}, "x")["rates"].append(2.0)
-    assert typed_args(Mine, {}, "x")["rates"] == []
 
 
 @pytest.mark.parametrize(
