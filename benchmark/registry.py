@@ -96,7 +96,8 @@ def find_class(name: str, kind: Kind) -> type:
     else:
         offered = list(entry_points(group=kind.group, name=name))
         paths = [point.value.replace(":", ".") for point in offered]
-        what += "".join(f" of the package '{package_of(point)}'" for point in offered[:1])
+        if len(offered) == 1:
+            what += f" of the package '{package_of(offered[0])}'"
     if not paths:
         raise unknown(kind.what, name, known_names(kind), "; a dotted path such as my_package.mine.Mine works too")
     if len(paths) > 1:
@@ -162,8 +163,7 @@ def imported(path: str) -> Any:
 def unknown(what: str, name: object, known: Iterable[str], more: str = "") -> ConfigError:
     """The error for a name that is not among ``known``; it suggests the closest one and lists all."""
     known = list(known)
-    meant = {"alpha": "beta"} if "beta" in known else {}  # other papers' name of a Dirichlet concentration
-    close = difflib.get_close_matches(meant.get(str(name), str(name).lower()), known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
     hint = f"; did you mean '{close[0]}'?" if close else "."
     return ConfigError(f"unknown {what} '{name}'{hint} Known: {', '.join(known) or 'none'}{more}")
 
@@ -213,19 +213,13 @@ def build(spec: ClassSpec, slot: str, **supplied: Any) -> Any:
     given = _without_retired(cls, spec.init_args)
     args = converted(cls, given, slot, handed_over(cls, slot, given) | set(supplied))
     for name in sorted(_required(cls) - set(args) - set(supplied)):
-        network = slot == "method" and "model" not in parameters(cls)
-        hint = "; if it is the network, call it `model`: a run hands it over under this name" if network else ""
-        raise ConfigError(f"{slot} argument '{name}' of {cls.__name__} has no default: give --{slot}.{name}{hint}")
+        raise ConfigError(f"{slot} argument '{name}' of {cls.__name__} has no default: give --{slot}.{name}")
     try:
         return cls(**args, **supplied)
     except BenchError:
         raise
     except Exception as error:
         why = f"{type(error).__name__}: {error} ({place(error)})"
-        model = supplied.get("model")
-        if model is not None and getattr(error, "obj", None) is model:
-            name = type(model).__name__
-            why += f"; the method asks its network for this, so derive {name} from methods.models.backbone.Backbone"
         raise ConfigError(f"the {KINDS[slot].what} {cls.__name__} cannot be made: {why}") from error
 
 

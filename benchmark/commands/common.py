@@ -58,14 +58,14 @@ def runtime_of(options: Namespace) -> Runtime:
     return Runtime(**{field.name: options[field.name] for field in fields(Runtime) if field.name in options})
 
 
-def jobs_and_gpus(options: Namespace, runtime: Runtime) -> tuple[int, int]:
-    """How many runs to make at once, by ``--jobs``, and how many GPUs they share."""
-    if options.jobs != "auto" and options.jobs < 1:
-        raise ConfigError(f"--jobs is {options.jobs}; it must be at least 1")
-    from benchmark.launch import placement
+def jobs_of(options: Namespace, runtime: Runtime) -> int:
+    """How many runs to make at once, by ``--jobs``."""
+    from benchmark.launch.placement import default_jobs
 
-    jobs, gpus = placement.default_jobs(runtime)
-    return (jobs if options.jobs == "auto" else options.jobs), gpus
+    jobs = default_jobs(runtime) if options.jobs == "auto" else int(options.jobs)
+    if jobs < 1:
+        raise ConfigError(f"--jobs is {jobs}; it must be at least 1")
+    return jobs
 
 
 def discard(folders: Iterable[Path]) -> None:

@@ -13,7 +13,7 @@ from benchmark.commands.common import (
     add_suite_arguments,
     discard,
     forget_trials,
-    jobs_and_gpus,
+    jobs_of,
     made_by_other_code,
     numbers,
     runtime_of,
@@ -47,14 +47,13 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
         raise ConfigError(f"enter takes no --{others[0]}: all rows of a setting share it")
     from benchmark.board.enter import beside_best, enter
     from benchmark.board.tune import is_done, tune
-    from benchmark.launch import pool
-    from benchmark.launch.progress import Display
+    from benchmark.launch.pool import run_all
     from benchmark.report import leaderboard
     from benchmark.report.settings import settings
 
     runtime = runtime_of(options)
     suite, own = enter(options.paper, options.table, options.method, dotted, options.scale, runtime)
-    jobs, gpus = jobs_and_gpus(options, runtime)
+    jobs = jobs_of(options, runtime)
     seeds = numbers(options.seeds, "--seeds")
 
     def folders(suite: Suite) -> list[Path]:
@@ -77,7 +76,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     missing = [
         one for one in wanted if plan.found[one.id].state != "complete" or (one.id in of_method and not is_done(one))
     ]
-    outcomes = pool.run_all(missing, jobs, gpus, Display(len(missing))) if missing else []
+    outcomes = run_all(missing, jobs) if missing else []
     plan.look_again()
     for setting in settings(suite, plan):
         if setting.table.number == options.table:

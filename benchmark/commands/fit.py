@@ -201,9 +201,9 @@ def _described(values: Mapping[str, Any], start: Run | None, point: Point) -> Ru
 def _several(runs: Sequence[Run]) -> int:
     """Make one run after the other, in a process each, and tell their readings; if one fails, the others still run."""
     from benchmark.launch.pool import run_all
-    from benchmark.launch.progress import Display, label
+    from benchmark.launch.progress import label
 
-    outcomes = run_all(runs, 1, 0, Display(len(runs)))
+    outcomes = run_all(runs)
     for one in outcomes:
         if one.status == "complete":
             print(f"{label(one.run)}\n{_told(one.run)}")

@@ -13,7 +13,7 @@ from benchmark.commands.common import (
     add_suite_arguments,
     check_startable,
     discard,
-    jobs_and_gpus,
+    jobs_of,
     listed,
     made_by_other_code,
     numbers,
@@ -67,8 +67,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Run the command; returns its exit code."""
-    from benchmark.launch import placement, pool
-    from benchmark.launch.progress import Display
+    from benchmark.launch.pool import run_all
     from benchmark.report import leaderboard, tables
 
     runtime = runtime_of(options)
@@ -89,20 +88,20 @@ def run(options: Namespace) -> int:
     complete = [run for run in wanted if states[run.id] == "complete"]
     for note in made_by_other_code((run, record) for run in complete if (record := plan.found[run.id].record)):
         print(printable(note), file=sys.stderr)
-    jobs, gpus = jobs_and_gpus(options, runtime)
+    jobs = jobs_of(options, runtime)
     if options.slurm is not None and (missing or options.dry_run):
         _submit(missing, options, name)
         return 0
     if options.dry_run:
         from benchmark.commands.dry_run import show
 
-        show(placement.pinned(wanted, jobs, gpus), states, jobs)
+        show(wanted, states, jobs)
         return 0
     if options.overwrite:
         check_startable(missing)
         discard(run.folder for run in missing)
         plan.look_again(missing)
-    outcomes = pool.run_all(missing, jobs, gpus, Display(len(missing))) if missing else []
+    outcomes = run_all(missing, jobs) if missing else []
 
     plan.look_again()
     pages = tables.render(suite, plan, published)

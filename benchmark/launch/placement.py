@@ -33,17 +33,15 @@ def placed(run: Run) -> Run:
     return run.replace(runtime=replace(rt, accelerator=accelerator, devices=devices, threads=threads))
 
 
-def pinned(runs: Sequence[Run], jobs: int, gpus: int) -> list[Run]:
-    """The runs as ``pool.run_all`` carries them out: several at once have one process each.
+def pinned(runs: Sequence[Run], jobs: int) -> list[Run]:
+    """The runs as ``pool.run_all`` carries them out at once: in one process each.
 
     Their number of threads is the one asked for, the one that the run had before an interruption, or an equal share of
     the cores. With ``client_memory=auto``, each has an equal share of half of the memory that is free now.
     """
-    if jobs <= 1 and not gpus:
-        return list(runs)
     from datamodules.common.memory import available_bytes  # imports torch
 
-    share = max(1, cores() // max(1, jobs))  # the same however few runs are left: others would round differently
+    share = max(1, cores() // jobs)  # the same however few runs are left: others would round differently
     free = available_bytes()
     found = []
     for run in runs:
@@ -52,17 +50,23 @@ def pinned(runs: Sequence[Run], jobs: int, gpus: int) -> list[Run]:
         if threads == "auto":
             threads = asked_threads() or _kept_threads(run) or share
         if memory == "auto" and free is not None:
-            memory = round(free / 2 / max(1, min(jobs, len(runs))) / 1e9, 3)
+            memory = round(free / 2 / min(jobs, len(runs)) / 1e9, 3)
         found.append(run.replace(runtime=replace(rt, devices=1, threads=threads, client_memory=memory)))
     return found
 
 
-def default_jobs(runtime: Runtime) -> tuple[int, int]:
-    """``(jobs, gpus)`` for ``--jobs auto``: one run per GPU, or per core as far as memory allows."""
+def gpus_of(runtime: Runtime) -> int:
+    """Number of GPUs for runs; 0 on the CPU."""
+    if runtime.accelerator == "cpu":
+        return 0
     import torch
 
-    gpus = 0 if runtime.accelerator == "cpu" else torch.cuda.device_count()
-    return gpus or bearable(cores()), gpus
+    return torch.cuda.device_count()
+
+
+def default_jobs(runtime: Runtime) -> int:
+    """Number of runs at once for ``--jobs auto``: one per GPU, or per core as far as memory allows."""
+    return gpus_of(runtime) or bearable(cores())
 
 
 def _kept_threads(run: Run) -> int | None:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from benchmark.config import Run
 from benchmark.launch.launchers import is_one_of_several, leave_allocation
-from benchmark.launch.placement import pinned
+from benchmark.launch.placement import gpus_of, pinned
 from benchmark.launch.progress import Display
 from benchmark.launch.signals import SIGNALS, STOPPED, check_stopped, die_with_parent, stoppable, stopping_children
 from benchmark.registry import imported, one_line
+from benchmark.runs.console import Console
 from benchmark.runs.environment import check_processes
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked
@@ -39,15 +40,17 @@ class RunOutcome:
     message: str = ""
 
 
-def run_all(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: str = FIT) -> list[RunOutcome]:
-    """Carry out all runs, ``jobs`` at once, each in a process of its own; one that fails does not stop the others.
+def run_all(
+    runs: Sequence[Run], jobs: int | None = None, console: Console | None = None, fit: str = FIT
+) -> list[RunOutcome]:
+    """Carry out all runs, each in a process of its own; one that fails does not stop the others.
 
     Args:
         runs: the runs.
-        jobs: number of processes; with 1 and without GPUs, each run takes the devices that its runtime asks for, and
-            its output goes where that of this process does; otherwise it goes to ``output.log`` in its folder.
-        gpus: number of GPUs, which are divided among the processes; 0 on the CPU.
-        display: shows progress.
+        jobs: number of runs at once. They share the GPUs, have one process each, and write to ``output.log`` in their
+            folders. With ``None``, or with 1 and without GPUs, a run takes the devices that its runtime asks for, and
+            its output goes where that of this process does.
+        console: where to show progress, by default stderr.
         fit: dotted path of the function that carries out a ``Run``.
 
     Returns:
@@ -63,12 +66,13 @@ def run_all(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: st
             "a command with many runs starts its own processes: start it once, without torchrun or srun, which are for "
             "one run (`fit`)"
         )
-    queue, going = pinned(runs, jobs, gpus), dict[int, _Going]()
-    alone = jobs <= 1 and not gpus
-    free = list(range(min(max(1, jobs), len(runs))))
-    if not alone:
+    gpus = gpus_of(runs[0].config.runtime) if jobs and runs else 0
+    alone = jobs is None or (jobs == 1 and not gpus)
+    queue, going, free = list(runs), dict[int, _Going](), [0]
+    if jobs and not alone:
+        queue, free = pinned(runs, jobs), list(range(min(jobs, len(runs))))
         check_processes("--jobs", len(free))
-    outcomes = []
+    outcomes, display = list[RunOutcome](), Display(len(runs), console)
     with display, stopping_children():
         while queue or going:
             while queue and free:

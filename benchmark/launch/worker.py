@@ -20,7 +20,7 @@ from benchmark.federation.assembly import assemble, make
 from benchmark.federation.collectives import on_first, wait_for_all
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.federation.store import Store, discard_states, states_folder
-from benchmark.launch.recorder import Recorder, is_complete, recording, resume
+from benchmark.launch.recorder import Recorder, is_complete, resume
 from benchmark.launch.signals import STOPPED, check_stopped, die_with_parent, stoppable
 from benchmark.runs import loggers
 from benchmark.runs.folder import RunFolder
@@ -89,8 +89,8 @@ def _run_unless_complete(fabric: Fabric, run: Run) -> None:
             discard_states(files.path)
         if fabric.broadcast(fabric.is_global_zero and is_complete(run)):
             return
-        with recording(fabric, run, files) as recorder:
-            _run(fabric, run, files, recorder)
+        recorder = held.enter_context(Recorder(run, files)) if fabric.is_global_zero else None
+        _run(fabric, run, files, recorder)
 
 
 def _run(fabric: Fabric, run: Run, files: RunFolder, recorder: Recorder | None) -> None:

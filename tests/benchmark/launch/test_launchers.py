@@ -18,7 +18,6 @@ from benchmark.launch.launchers import (
     torchrun,
 )
 from benchmark.launch.pool import run_all
-from benchmark.launch.progress import Display
 from datamodules.common.errors import ConfigError
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
@@ -33,7 +32,7 @@ def test_processes_that_a_launcher_has_started_are_for_one_run(monkeypatch, laun
     assert is_one_of_several()
     assert (torchrun(), slurm_tasks()) == ((Torchrun(local=2, nodes=2), 0) if launcher is TORCHRUN else (None, 4))
     with pytest.raises(ConfigError, match="starts its own processes"):
-        run_all([], 1, 0, Display(0))
+        run_all([])
 
 
 def test_an_allocation_of_several_tasks_is_refused_without_srun(monkeypatch):

@@ -49,12 +49,12 @@ def test_runs_that_go_on_at_once_share_the_machine(tmp_path, machine, monkeypatc
     runs = [configuration(tmp_path, **{**SHORT, **auto, "seed": seed}) for seed in range(4)]
     asked = [run.replace(runtime=replace(run.config.runtime, threads=3, client_memory=0.5)) for run in runs]
 
-    def shares(jobs, gpus=0, runs=runs):
-        first, *_ = pinned(runs, jobs, gpus)
+    def shares(jobs, runs=runs):
+        first, *_ = pinned(runs, jobs)
         return first.config.runtime.devices, first.config.runtime.threads, first.config.runtime.client_memory
 
-    assert [shares(1), shares(1, 1)] == [("auto", "auto", "auto"), (1, 8, 8.192)]
-    assert [shares(4), shares(8, runs=runs[:2]), shares(2, runs=asked)] == [(1, 2, 2.048), (1, 1, 4.096), (1, 3, 0.5)]
+    assert [shares(1), shares(4), shares(8, runs[:2])] == [(1, 8, 8.192), (1, 2, 2.048), (1, 1, 4.096)]
+    assert shares(2, asked) == (1, 3, 0.5)
     interrupted(runs[0].replace(runtime=replace(runs[0].config.runtime, devices=1, threads=5)), 1)
     assert shares(2)[1] == 5
     monkeypatch.setenv("OMP_NUM_THREADS", "6")

@@ -97,7 +97,7 @@ def test_every_run_has_its_process_and_survives_failures_and_deaths_of_others(tm
     monkeypatch.setenv("OF_THE_COMMAND", "yes")
     runs = planned(tmp_path, 1, 998, 999, 666, 2, 3)
     console = quiet()
-    outcomes = run_all(runs, 2, 0, Display(len(runs), console), fake)
+    outcomes = run_all(runs, 2, console, fake)
     expected = {1: "complete", 2: "complete", 3: "complete", 666: "failed", 998: "failed", 999: "failed"}
     assert seed_status(outcomes) == expected
     messages = {outcome.run.config.seed: outcome.message for outcome in outcomes}
@@ -117,18 +117,17 @@ def test_runs_at_once_have_gpus_of_their_own(tmp_path, fake, monkeypatch):
     """Of those that this process may use, by their own numbers; or one run per core where there is none."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,-1,7")
     runs = planned(tmp_path, *range(1, 5))
-    run_all(runs, 2, 2, Display(len(runs), quiet()), fake)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    run_all(runs, 2, quiet(), fake)
     logs = [(run.folder / LOG).read_text().split() for run in runs]
     assert {log[5] for log in logs} == {"3", "5"} and len({log[2] for log in logs}) == 4
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert default_jobs(Runtime()) == (2, 2)
-    assert default_jobs(Runtime(accelerator="cpu")) == (cores(), 0)
+    assert default_jobs(Runtime()) == 2 and default_jobs(Runtime(accelerator="cpu")) == cores()
 
 
 def test_a_run_that_another_process_holds_is_busy_and_untouched(tmp_path, fake):
     (run,) = planned(tmp_path, 1)
     with run_lock(run.folder):
-        outcomes = run_all([run], 1, 0, Display(1, quiet()), fake)
+        outcomes = run_all([run], 1, quiet(), fake)
     assert seed_status(outcomes) == {1: "busy"} and "is working on this run" in outcomes[0].message
     assert state(run.folder) == "missing"
 
@@ -140,7 +139,7 @@ def test_a_damaged_record_beside_a_checkpoint_does_not_end_the_others(tmp_path, 
     path.mkdir(parents=True)
     (path / "checkpoint.pt").write_bytes(b"saved")
     (path / "record.json").write_text("{")
-    outcomes = run_all(runs, 2, 0, Display(len(runs), quiet()), fake)
+    outcomes = run_all(runs, 2, quiet(), fake)
     assert seed_status(outcomes) == {1: "failed", 2: "complete"}
 
 
@@ -148,15 +147,14 @@ LONG = """
 import os, sys, time
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 from benchmark.config import Runtime
 from benchmark.launch.pool import run_all
 from benchmark.launch.signals import STOPPED, stoppable
 from datamodules.common.errors import Stopped
 
 class Planned(SimpleNamespace):
-    id = "x"
-    config = SimpleNamespace(runtime=Runtime())
+    cells = ("x",)
+    config = SimpleNamespace(runtime=Runtime(accelerator="cpu"), rounds=1, seed=1, eval_every=1)
 
     def replace(self, **changes):
         return self
@@ -175,10 +173,10 @@ def fit(run):
 
 if __name__ == "__main__":
     names = sys.argv[1:]
-    runs = [Planned(folder=Path(name)) for name in names]
+    runs = [Planned(folder=Path(name), id=name) for name in names]
     try:
         with stoppable():
-            run_all(runs if len(runs) > 1 else runs * 2, len(runs), 0, MagicMock(), "long.fit")
+            run_all(runs if len(runs) > 1 else runs * 2, len(runs), fit="long.fit")
     except KeyboardInterrupt:
         sys.exit(130)
     except Stopped:
