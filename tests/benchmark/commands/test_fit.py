@@ -56,8 +56,8 @@ def test_fit_from_the_saved_configuration_is_the_same_run_and_options_come_on_to
 
 
 def test_fit_starts_from_a_row_of_a_suite(here, fitted):
-    """The row's own run; a seed keeps its scale, another option makes it nobody's."""
-    row = ["fit", "--suite", "toy.yaml", "--row", "1/A/mid", "--scale", "quick"]
+    """The row's own run, at the suite's first scale; a seed keeps it, another option makes it nobody's."""
+    row = ["fit", "--suite", "toy.yaml", "--row", "1/A/mid"]
     assert main([*row]) == main([*row, "--seed", "2", "--data_dir", "d"]) == 0
     assert main([*row, "--rounds", "3", "--method.lr", "0.3"]) == 0
     own, seeded, other = (one.config for one in fitted)
@@ -77,18 +77,6 @@ def test_every_row_of_a_suite_has_a_name_to_start_from(paper):
     for row in loaded.rows:
         if row.full_name in plan.of_row:
             assert plan.of_row[loaded.row(row.full_name, full).full_name] == plan.of_row[row.full_name], row.full_name
-
-
-def test_a_single_run_of_a_paper_is_the_table_s(here, fitted):
-    """At the paper's scale where none is given, with the seed of the command."""
-    assert main(["fit", "--suite", "cbafed", "--row", "1/SVHN/cbafed", "--seed", "1338"]) == 0
-    cbafed = load("cbafed")
-    (planned,) = cbafed.select(cbafed.plan("paper", seeds=[1338]), only=["1/SVHN/cbafed"])
-    assert (fitted[0].id, fitted[0].config.scale) == (planned.id, "paper")
-    assert main(["fit", "--suite", "fl2", "--row", "1/SVHN-40/fl2/partition=iid"]) == 0
-    assert fitted[1].config.data.init_args["partition"] == "iid"
-    assert main(["fit", "--suite", "text", "--row", "all/AG News/FedDB"]) == 0
-    assert fitted[2].config.scale == "board"
 
 
 def test_an_interrupt_says_how_to_go_on(here, monkeypatch, capsys):
