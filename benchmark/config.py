@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from benchmark.registry import (
     KINDS,
@@ -30,7 +30,6 @@ from datamodules.common.yaml import dump_yaml, load_yaml
 
 Scale = Literal["quick", "board", "laptop", "small", "lite", "paper", "custom"]
 Reading = Literal["best", "last", "last_k_mean", "averaged"]
-SCALES, READINGS = get_args(Scale), get_args(Reading)
 ROSTER = "datamodules.partition.roster.Roster"
 ROSTER_SUPPLIED = ("num_clients", "labelled", "seed", "_subsets")  # arguments that the run passes to the roster
 
@@ -47,7 +46,8 @@ class Runtime:
     """Where and how a run is executed; nothing here is part of its identity.
 
     Args:
-        devices: number of processes (GPUs, or CPU processes), or ``auto``.
+        devices: number of processes (GPUs, or CPU processes). ``auto``: one, or SLURM's tasks. On a CPU, small networks
+            are fastest with one process per core.
         accelerator: ``cpu``, ``cuda`` or ``auto``, as in Lightning.
         num_nodes: number of machines.
         threads: CPU threads per process, or ``auto``. Only runs with equal threads are equal bit for bit.

@@ -1,6 +1,5 @@
 """``enter``: a method's own row in a setting of a leaderboard, from tuning to its place."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from benchmark.commands.common import (
     discard,
     forget_trials,
     jobs_of,
-    made_by_other_code,
     numbers,
     runtime_of,
+    tell_other_code,
 )
 from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import ConfigError, RunError
@@ -71,8 +70,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     of_method = {name for row in own for name in plan.of_row[row.full_name].values()}
     if options.overwrite:
         discard(folders(suite))  # an earlier choice may have been the new one
-    for note in made_by_other_code((one, record) for one in wanted if (record := plan.found[one.id].record)):
-        print(note, file=sys.stderr)
+    tell_other_code(plan, wanted)
     missing = [
         one for one in wanted if plan.found[one.id].state != "complete" or (one.id in of_method and not is_done(one))
     ]

@@ -186,7 +186,7 @@ def _start(given: Mapping[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[st
     runtime = {f.name for f in fields(Runtime)}
     given = {f"runtime.{name}" if name in runtime else name: value for name, value in given.items()}
     values = apply(values, {**given, **dotted})
-    return (values if values and (start or path) else with_pipeline(values)), start
+    return (values if start or path else with_pipeline(values)), start
 
 
 def _described(values: Mapping[str, Any], start: Run | None, point: Point) -> Run:

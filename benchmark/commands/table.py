@@ -15,10 +15,10 @@ from benchmark.commands.common import (
     discard,
     jobs_of,
     listed,
-    made_by_other_code,
     numbers,
     runtime_of,
     same_command,
+    tell_other_code,
 )
 from benchmark.config import Run
 from benchmark.runs.console import printable
@@ -85,9 +85,7 @@ def run(options: Namespace) -> int:
     published = suite.published()  # fails before anything runs if the file is missing
     states = {run.id: "missing" if options.overwrite else plan.found[run.id].state for run in wanted}
     missing = [run for run in wanted if states[run.id] != "complete"]
-    complete = [run for run in wanted if states[run.id] == "complete"]
-    for note in made_by_other_code((run, record) for run in complete if (record := plan.found[run.id].record)):
-        print(printable(note), file=sys.stderr)
+    tell_other_code(plan, (run for run in wanted if states[run.id] == "complete"))
     jobs = jobs_of(options, runtime)
     if options.slurm is not None and (missing or options.dry_run):
         _submit(missing, options, name)
