@@ -86,13 +86,13 @@ def find_class(name: str, kind: Kind) -> type:
         ConfigError: no such class, or not a subclass of the kind's base.
     """
     what, base = f"{kind.what} '{name}'", imported(kind.base)
-    if name in own_names(kind):
+    if "." in name:
+        paths = [name]
+    elif name in own_names(kind):
         module = f"{kind.package}.{name}"
         members = vars(importlib.import_module(module)).values()
         classes = [one for one in members if isinstance(one, type) and one.__module__ == module]
         paths = [path_of(cls) for cls in classes if issubclass(cls, base)]
-    elif "." in name:
-        paths = [name]
     else:
         offered = list(entry_points(group=kind.group, name=name))
         paths = [point.value.replace(":", ".") for point in offered]

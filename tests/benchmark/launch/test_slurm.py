@@ -15,7 +15,7 @@ from benchmark.cli import main
 from benchmark.config import Runtime, from_yaml, run_id
 from benchmark.launch import slurm
 from benchmark.suites import suite
-from datamodules.common.errors import ConfigError, RunError
+from datamodules.common.errors import RunError
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "srun")
 PATIENCE_S = 100
@@ -203,11 +203,6 @@ def test_the_plan_of_an_array_is_told_and_nothing_is_written(tmp_path, tiny, cap
     assert not (tmp_path / "results").exists()
 
 
-def test_an_array_without_tasks_is_refused():
-    with pytest.raises(ConfigError, match="--slurm_bundle is 0"):
-        slurm.array_of(1, 0)
-
-
 def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path, tiny):
     """Its tasks may still wait, and read their line of the list when they start."""
     runs = list(suite.load(str(tiny())).plan("quick").runs.values())
@@ -232,12 +227,6 @@ def test_what_sbatch_refuses_is_told_in_its_words(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(RunError, match=r"sbatch: error: .* --partition=none"):
         slurm.submit(tmp_path / "job.sh", "--partition=none")
-
-
-def test_options_of_sbatch_with_a_quote_left_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
-    with pytest.raises(ConfigError, match=r"--slurm .*: No closing quotation"):
-        slurm.submit(tmp_path / "job.sh", "--comment='mine")
 
 
 @pytest.mark.timeout(300)
