@@ -1,6 +1,5 @@
 """``fit``: one run, or one for each of several seeds and of several values of options."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
@@ -168,9 +167,9 @@ def compared(by_point: Sequence[tuple[Point, Sequence[Run]]]) -> str:
     return str(tabulate(body, heads, tablefmt="simple", disable_numparse=True))
 
 
-def _start(given: Mapping[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[str, Any], Run | None]:
+def _start(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[str, Any], Run | None]:
     """Plain configuration of all options on top of what they start from, and the run of the row if it is a suite's."""
-    given, values, start = dict(given), {}, None
+    values, start = dict[str, Any](), None
     path, paper, row = (given.pop(name, None) for name in ("config", "suite", "row"))
     if bool(paper) != bool(row) or (path and paper):
         raise ConfigError("start from --config FILE, or from --suite PAPER --row TABLE/DATASET/METHOD")
@@ -204,12 +203,10 @@ def _several(runs: Sequence[Run]) -> int:
     from benchmark.launch.progress import label
 
     outcomes = run_all(runs)
-    for one in outcomes:
-        if one.status == "complete":
-            print(f"{label(one.run)}\n{_told(one.run)}")
-        else:
-            print(f"error: {label(one.run)}: {one.message}", file=sys.stderr)
-    return 1 if any(one.status != "complete" for one in outcomes) else 0
+    complete = [one.run for one in outcomes if one.status == "complete"]
+    for run in complete:
+        print(f"{label(run)}\n{_told(run)}")
+    return 0 if len(complete) == len(runs) else 1
 
 
 def _one(run: Run, export: str | None) -> int:

@@ -208,27 +208,6 @@ def test_folder_names_the_run(zoo):
     assert ClassSpec("my_package.mine.Data").name == "my_package.mine.Data"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"data": {"class_path": "digits", "init_args": {"bet": 0.1}}}, "data argument 'bet'; did you mean 'beta'"),
-        (
-            {"method": "mean_techer"},
-            r"unknown method 'mean_techer'; did you mean 'mean_teacher'\? Known: .*mean_teacher",
-        ),
-        ({"method": "base"}, "unknown method 'base'"),
-        ({"method": "zoo.mean_teacher.Mean"}, "cannot be imported: module .* has no attribute 'Mean'$"),
-        ({"method": {"class_path": "mean_teacher", "init_args": {"decay": "much"}}}, "--method.decay much: .*float"),
-        ({"method": {"class_path": "mean_teacher", "init_args": {"model": "net"}}}, "'model': give --model"),
-        ({"method": None}, "--method is missing; it is one of .*mean_teacher, .* or a dotted path"),
-        ({"model_args": {"width": {1, 2}}}, "finite numbers, texts, lists and mappings only"),
-    ],
-)
-def test_what_cannot_be_resolved(zoo, change, message):
-    with pytest.raises(ConfigError, match=message):
-        resolve(config(**change))
-
-
 def test_apply_puts_command_line_options_on_top_without_touching_the_original():
     before = {"method": "a", "rounds": 5, "roster": {"participants": 3}}
     after = apply(

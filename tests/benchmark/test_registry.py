@@ -14,7 +14,6 @@ from benchmark.registry import (
     known_names,
     own_names,
     parameters,
-    type_in_words,
 )
 from datamodules.common.errors import ConfigError
 
@@ -122,19 +121,8 @@ def test_values_are_converted_to_their_types_or_to_plain_data():
         ({"sizes": [1, "two"]}, r"--method.sizes \[1, 'two'\]: expected tuple\[int, int\]$"),
         ({"lr": None}, "--method.lr null: expected float$"),
         ({"lr": True}, "--method.lr True: expected float$"),
-        ({"lr": float("nan")}, "--method.lr nan: expected float$"),
-        ({"lr": {1}}, r"--method.lr \{1\}: expected float$"),
-        ({"rul": "a"}, "unknown method argument 'rul'; did you mean 'rule'"),
     ],
 )
 def test_an_error_names_the_argument_that_does_not_fit(values, message):
     with pytest.raises(ConfigError, match=message):
         converted(Mine, values, "method")
-
-
-@pytest.mark.parametrize(
-    ("hint", "text"),
-    [(Any, "Any"), (int | None, "int or null"), (float | Literal["auto"], "float or auto"), (list[int], "list[int]")],
-)
-def test_types_are_written_as_the_command_line_has_them(hint, text):
-    assert type_in_words(hint) == text
