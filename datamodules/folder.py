@@ -55,9 +55,5 @@ class Folder(FSSLDataModule):
         side = h.side - 2 * h.border if h.side else None
         return own.folder(self._root(), h.data_dir, side, h.test_fraction, h.clients_in)
 
-    def expected_size(self) -> int:
-        """Images in the folders for training."""
-        return len(own.listing(self._root(), self.hparams.clients_in).train)
-
     def _root(self) -> Path:
         return own.located(self.hparams.root, self.hparams.data_dir, "root")

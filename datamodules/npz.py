@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 from datamodules.base import FSSLDataModule
 from datamodules.io import own
-from datamodules.io.npz import read_npz
 from datamodules.io.sources import Arrays
 
 
@@ -42,10 +41,6 @@ class Npz(FSSLDataModule):
     def read(self) -> Arrays:
         """See ``own.npz``."""
         return own.npz(self._file(), self.hparams.test_fraction, self.hparams.clients_in)
-
-    def expected_size(self) -> int:
-        """Training images that the file has, with or without a label."""
-        return sum(map(len, read_npz(self._file(), {"train_labels", *own.UNLABELLED}).values()))
 
     def _file(self) -> Path:
         return own.located(self.hparams.file, self.hparams.data_dir, "file")
