@@ -30,7 +30,7 @@ class WithoutCReg(FedDure):
         if is_joint(batch):
             x, y, u_s = batch["labelled"]["x"], batch["labelled"]["y"], batch["unlabelled"]["strong"]
             z, y_hat = stateless(self.model, u_s), out["weak"].detach().argmax(dim=1)
-            self.step_along(freg, self.look_ahead_loss(self.model, u_s, z, y_hat, x, y))
+            self.descend(freg, self.look_ahead_loss(self.model, u_s, z, y_hat, x, y))
         loss = self.local_loss(batch, out)
         return self.local_step(local, loss)
 
@@ -52,7 +52,7 @@ class WithoutFReg(FedDure):
             x, y, u = batch["labelled"]["x"], batch["labelled"]["y"], batch["unlabelled"][self.view_of_creg]
             z, y_hat = self.creg(u), out["weak"].detach().argmax(dim=1)
             before = self.creg_loss(x, y)
-            self.step_along(creg, F.cross_entropy(z, y_hat, reduction="none").mean())
+            self.descend(creg, F.cross_entropy(z, y_hat, reduction="none").mean())
             d = self.hparams.feedback_weight * (before - self.creg_loss(x, y))
             target = out[self.view_of_feedback].detach().argmax(dim=1)
             loss = loss + self.feedback(d, target, out, y)
