@@ -155,12 +155,16 @@ class FedDure(SupervisedFirst, LocalSSL):
         return F.cross_entropy(self.creg(x), y)
 
     def consistency(self, out: Mapping[str, Tensor]) -> Tensor:
-        """Eqs. 6, 7: ``1/N sum_i m_i CE(y_hat_i, f_l(u^s_i))``, with m_i from the updated F-reg."""
+        """Eqs. 6, 7: ``1/N sum_i m_i CE(y_hat_i, f_l(u^s_i))``."""
         losses, certain = self.unsupervised(out)
-        m = self.image_weights(out["strong"]).detach()
+        return self.weighted(certain * losses, self.local_weights(out["strong"]))
+
+    def local_weights(self, logits: Tensor) -> Tensor:
+        """m: the updated F-reg's weights ``[N]`` of the local model's logits, without gradient."""
+        m = self.image_weights(logits).detach()
         self.tally("freg/m", m.mean())
         self.tally("freg/m_squared", m.square().mean())
-        return self.weighted(certain * losses, m)
+        return m
 
     def feedback(self, d: Tensor, y_hat: Tensor, out: Mapping[str, Tensor], y: Tensor) -> Tensor:
         """Eq. 8: the loss whose gradient is g_d; logs d and the norms of g_s and g_d at the logits."""
