@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from datamodules.base import SiteData
 from methods.base import Batch, LocalWork, Pass, Site, Stream, Upload, Visit
-from methods.parts.server import LabelsAtServer, ServerMomentum, resting_copy
+from methods.parts.server import LabelsAtServer, ServerMomentum
 from methods.parts.tensors import debias, masked_mean, one_hot, wide
 
 PSI_SCALE = 0.2  # what psi is of sigma at first
@@ -122,18 +122,17 @@ class FedMatch(LabelsAtServer, ServerMomentum):
         server_momentum: float = 0.0,
         **base: Any,
     ) -> None:
-        super().__init__(model, batch_size=batch_size, clip_norm=clip_norm, server_momentum=server_momentum, **base)
-        self.automatic_optimization = False
-        self.require_thresholds("threshold")
-        self.hparams.image_shape = list(image_shape)
         for layer in [one for one in model.modules() if isinstance(one, self.sums)]:
             sigma = layer.get_parameter("weight")
             if sigma.requires_grad:
                 psi = self.first_psi(sigma.detach())
                 parametrize.register_parametrization(layer, "weight", Additive(psi, l1_threshold))
+        super().__init__(model, batch_size=batch_size, clip_norm=clip_norm, server_momentum=server_momentum, **base)
+        self.automatic_optimization = False
+        self.require_thresholds("threshold")
+        self.hparams.image_shape = list(image_shape)
         names = [name for name, _ in model.named_parameters()]
         self.psi_names = [name for name in names if name.endswith(".parametrizations.weight.0.psi")]
-        self.velocity = resting_copy(model)
         size, count = sum(psi.numel() for psi in self.psi().values()), helpers if self.psi_names else 0
         slots = [nn.Parameter(torch.zeros(size), requires_grad=False) for _ in range(count)]
         self.helper = nn.ParameterList(slots)
