@@ -148,7 +148,7 @@ def test_run_id_is_the_hash_of_what_the_run_changes(zoo):
 
 
 WIDE_RESNET = {"in_channels": 3, "image_size": 32, "norm": "static", "groups": 32, "head_dropout": 0.0}
-RESNET18 = {"in_channels": 3, "head_dropout": 0.0, "pretrained": False}
+RESNET18 = {"in_channels": 3, "head_dropout": 0.0}
 NOT_RECORDED = {
     "small_cnn": {"in_channels": 3, "image_size": 32, "head_dropout": 0.0},
     "lenet": {"in_channels": 3, "image_size": 32, "norm": "group", "groups": 4, "head_dropout": 0.0},
@@ -159,7 +159,6 @@ NOT_RECORDED = {
     "resnet8": {"in_channels": 3, "width": 4},
     "resnet9": {"in_channels": 3, "width": 64},
     "resnet9_plain": {"in_channels": 3, "width": 64},
-    "conv6": {"in_channels": 3, "image_size": 32, "width": 32, "channel_dropout": 0.05, "head_dropout": 0.1},
     "linear": {"in_features": None},
     "vit_tiny": {"image_size": 224, "head_dropout": 0.0, "pretrained": True},
     "vit_tiny_scratch": {"image_size": 224, "head_dropout": 0.0, "pretrained": False},
