@@ -5,18 +5,29 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import lightning as L
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.common.devices import finished
 from datamodules.common.errors import BenchError, ConfigError, DataError, message_of
 from datamodules.common.memory import available_bytes
-from datamodules.common.options import Scenario, check_options, check_switches
+from datamodules.common.options import (
+    Deviations,
+    Means,
+    NotNegative,
+    Positive,
+    Probability,
+    Scenario,
+    Seed,
+    check_arguments,
+    check_together,
+)
 from datamodules.common.plugins import place
 from datamodules.io.sources import STORED, Arrays, ArraysError, Images, channel_moments, random_split
 from datamodules.partition import partition as P
@@ -66,9 +77,6 @@ class FSSLDataModule(L.LightningDataModule):
         picked: how many clients that rule moves to the front; default: ``labelled_clients``, or 1 if all are labelled.
         labelled_from: keep the labelled client of the partition over this many clients.
         labelled_histogram: class counts that client 0 is forced to.
-        labelled_min_per_class: the labelled clients (the ``picked`` ones, where these are fewer) hold so many images of
-            every class together; a partition in which they do not is drawn again, and the record counts how often
-            (``partition_redraws``).
         label_fraction: labelled share of each client (``all_clients``).
         num_labels: labelled images in total (``server``, ``all_clients``).
         labels_per_class: label the first so many images of every class a client has (``all_clients``).
@@ -109,6 +117,7 @@ class FSSLDataModule(L.LightningDataModule):
         ConfigError: contradictory options.
     """
 
+    retired: ClassVar[Mapping[str, Any]] = {"labelled_min_per_class": None}  # in older records; see ``FedMethod``
     measured: ClassVar[bool] = False
     num_classes: int
     image_size: int = 32
@@ -143,55 +152,54 @@ class FSSLDataModule(L.LightningDataModule):
         data_dir: str = "data",
         split: Literal["official", "random80"] = "official",
         scenario: Scenario = "partial_clients",
-        num_clients: int = 10,
+        num_clients: Positive = 10,
         labelled_clients: int = 1,
         partition: Literal["dirichlet", "pairs", "iid"] = "dirichlet",
         partition_variant: Literal["per_class", "per_client"] = "per_class",
         labelled_partition: Literal["dirichlet", "pairs", "iid"] | None = None,
         iid_remainder: Literal["drop", "last"] = "drop",
-        iid_permutations: int = 1,
+        iid_permutations: Positive = 1,
         iid_stratified: bool = False,
-        beta: float = 0.8,
-        partition_seed: int | None = 1337,
+        beta: Annotated[float, Field(gt=0, lt=1e300)] = 0.8,
+        partition_seed: Seed | None = 1337,
         partition_stream: str | None = None,
-        split_seed: int | None = None,
-        min_size: int = 10,
-        split_classes: int | None = None,
+        split_seed: Seed | None = None,
+        min_size: NotNegative = 10,
+        split_classes: Positive | None = None,
         shuffle: bool = True,
         labelled_pick: Literal["all_classes_closest", "index0", "random"] = "all_classes_closest",
-        picked: int | None = None,
-        labelled_from: int | None = None,
+        picked: Positive | None = None,
+        labelled_from: Positive | None = None,
         labelled_histogram: list[int] | None = None,
-        labelled_min_per_class: int | None = None,
-        label_fraction: float | None = None,
+        label_fraction: Annotated[float, Field(gt=0, le=1)] | None = None,
         num_labels: int | None = None,
-        labels_per_class: int | None = None,
+        labels_per_class: NotNegative | None = None,
         labelled_repeats: P.Repeats = "none",
         labelled_pool_order: Literal["shuffled", "dataset"] = "shuffled",
         hidden_labels: Literal["hidden", "revealed", "pooled"] = "hidden",
         unlabelled_only: bool = False,
         union_mode: P.Union = "none",
-        validation: int = 0,
-        labelled_holdout: float = 0.0,
-        balanced_holdout: int = 0,
+        validation: NotNegative = 0,
+        labelled_holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+        balanced_holdout: NotNegative = 0,
         partition_file: str | None = None,
         pipeline: str = "zoom_crop_flip",
-        side: int | None = None,
-        zoom: int | None = None,
-        border: int = 0,
+        side: Positive | None = None,
+        zoom: Positive | None = None,
+        border: NotNegative = 0,
         channels: Literal[1, 3] = 3,
-        flip: float = 0.5,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
-        test_mean: list[float] | None = None,
-        test_std: list[float] | None = None,
-        run_seed: int = 1337,
+        flip: Probability = 0.5,
+        mean: Means | None = None,
+        std: Deviations | None = None,
+        test_mean: Means | None = None,
+        test_std: Deviations | None = None,
+        run_seed: Seed = 1337,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        check_switches(type(self), self.hparams)
+        check_arguments(type(self), self.hparams)
+        check_together(self.hparams)
         self.partition_seed = run_seed if partition_seed is None else partition_seed
-        check_options({**self.hparams, "partition_seed": self.partition_seed})
         self.device = torch.device("cpu")
         self.dtype = torch.float32
         self.processes = 1

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError
+from datamodules.common.options import Share
 from datamodules.io import own
 from datamodules.io.sources import Arrays
 
@@ -35,10 +36,9 @@ class Folder(FSSLDataModule):
     measured = True
 
     def __init__(
-        self, root: str, test_fraction: float = 0.2, clients_in: Literal["folders"] | None = None, **base: Any
+        self, root: str, test_fraction: Share = 0.2, clients_in: Literal["folders"] | None = None, **base: Any
     ) -> None:
         super().__init__(**base)
-        own.check_share(test_fraction)
         side, border = self.hparams.side, self.hparams.border
         if side and side <= 2 * border:
             raise ConfigError(

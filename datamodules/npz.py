@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from datamodules.base import FSSLDataModule
+from datamodules.common.options import Share
 from datamodules.io import own
 from datamodules.io.npz import read_npz
 from datamodules.io.sources import Arrays
@@ -30,10 +31,9 @@ class Npz(FSSLDataModule):
     measured = True
 
     def __init__(
-        self, file: str, test_fraction: float = 0.2, clients_in: Literal["client_ids"] | None = None, **base: Any
+        self, file: str, test_fraction: Share = 0.2, clients_in: Literal["client_ids"] | None = None, **base: Any
     ) -> None:
         super().__init__(**base)
-        own.check_share(test_fraction)
 
     def digests(self) -> dict[str, str]:
         """That of the file."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from datamodules.common.errors import ConfigError, DataError
+from datamodules.common.errors import DataError
 from datamodules.common.memory import available_bytes
 from datamodules.io import sources
 from datamodules.io.npz import read_npz
@@ -33,16 +33,6 @@ _SPLIT = re.compile(
 )
 """Other names of parts, of which nobody can say what they are for."""
 _MASKS = re.compile(r"images?|imgs?|masks?|labels?|annotations?|segmentations?|ground[_-]?truth", re.IGNORECASE)
-
-
-def check_share(test_fraction: float) -> None:
-    """Refuse a share of test images that leaves one side empty.
-
-    Raises:
-        ConfigError: it is not between 0 and 1.
-    """
-    if not 0 < test_fraction < 1:
-        raise ConfigError(f"data.test_fraction is {test_fraction}; it is a share, above 0 and below 1")
 
 
 def located(given: str, data_dir: sources.Folder, option: str) -> Path:

@@ -1,11 +1,11 @@
 """Create a partition from a data module's options."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.random import RandomState
 from numpy.typing import NDArray
 
 from datamodules.common import streams
@@ -16,9 +16,6 @@ from datamodules.partition.partition import Partition
 from datamodules.partition.scenarios import Draw, Options
 from datamodules.partition.sites import HIDDEN
 from datamodules.partition.split import labelled_pool
-
-MAX_DRAWS = 1000
-"""Maximum number of partitions drawn until the labelled clients hold enough of every class."""
 
 
 def stream_seed(seed: int, stream: str | None) -> int:
@@ -54,8 +51,7 @@ def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any]
         clients: see ``Arrays.train_clients``.
 
     Raises:
-        DataError: impossible sizes, a partition file that does not match, or labelled clients that never hold
-            ``labelled_min_per_class`` images of every class.
+        DataError: impossible sizes, or a partition file that does not match.
         ConfigError: contradictory options; or one needs labels that nobody knows, or clients that are drawn.
     """
     file, unknown = options["partition_file"], np.flatnonzero(labels == HIDDEN)
@@ -79,7 +75,8 @@ def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any]
             lost = NOTHING if owners is None else np.flatnonzero(owners == NOBODY)
             held = np.concatenate([validation, tested, unknown, lost])
             rest = np.setdiff1d(np.arange(len(labels)), held)
-            partition = draw(options, labels[rest], seed, None if owners is None else owners[rest]).moved(rest)
+            own = None if owners is None else owners[rest]
+            partition = Draw(options, labels[rest], RandomState(seed), own).partition().moved(rest)
             if len(unknown):
                 partition = _with_unknown(partition, options, unknown, given, seed)
     if options["labelled_holdout"]:
@@ -118,7 +115,7 @@ def _loaded(options: Options, labels: Positions) -> Partition:
     _check_number(options, loaded.num_clients)
     if HIDDEN in labels[np.concatenate([*loaded.labelled, loaded.server])]:
         raise DataError(f"{options['partition_file']} gives a site the label of an image that has none")
-    return _with_enough_labels(options, labels, lambda: loaded, draws=1)
+    return loaded
 
 
 def _with_unknown(
@@ -134,63 +131,11 @@ def _with_unknown(
     takers = [client for client, part in enumerate(partition.labelled) if not len(part)]
     if options["scenario"] != "partial_clients" or not takers:
         takers = list(range(len(added)))
-    rng = np.random.RandomState(streams.derive_seed(seed, "unlabelled") % 2**32)
+    rng = RandomState(streams.derive_seed(seed, "unlabelled") % 2**32)
     for client, part in zip(takers, np.array_split(rng.permutation(unknown), len(takers)), strict=True):
         added[client] = np.concatenate([added[client], part])
     unlabelled = [np.concatenate(pair) for pair in zip(partition.unlabelled, added, strict=True)]
     return replace(partition, unlabelled=unlabelled, pool=np.concatenate([partition.pool, *added]))
-
-
-def draw(options: Options, labels: Positions, seed: int, owners: Positions | None = None) -> Partition:
-    """Draw the partition that the options describe.
-
-    Args:
-        options: options of the data module.
-        labels: class of every training image, int ``[N]``.
-        seed: seed of NumPy's legacy generator.
-        owners: client of every training image, int ``[N]``, if clients are given.
-
-    Raises:
-        DataError: impossible sizes, or labelled clients that never hold ``labelled_min_per_class`` images of every
-            class.
-        ConfigError: contradictory options.
-    """
-    drawn = Draw(options, labels, np.random.RandomState(seed), owners)
-    given = owners is not None
-    drawn_anew = options["labelled_pick"] == "random" or (options["split_seed"] is None and not given)
-    return _with_enough_labels(options, labels, drawn.partition, MAX_DRAWS if drawn_anew else 1, given)
-
-
-def _with_enough_labels(
-    options: Options, labels: Positions, make: Callable[[], Partition], draws: int, given: bool = False
-) -> Partition:
-    """Draw until the labelled clients together hold ``labelled_min_per_class`` images of every class.
-
-    All partitions are drawn from one stream, and rejected ones are counted (``Partition.redraws``). If more than
-    ``picked`` clients are labelled, only the picked ones count, so that bounds that label further clients get the same
-    partition. Clients that are ``given`` keep their numbers, so any may be labelled.
-
-    Raises:
-        DataError: no such partition was found.
-    """
-    least = options["labelled_min_per_class"]
-    if not least:
-        return make()
-    labelled = options["labelled_clients"]
-    counted = options["num_clients"] if given else min(options["picked"] or labelled, labelled)
-    most = np.bincount(labels[labels != HIDDEN]).min()
-    for redraws in range(draws if most >= least else 0):
-        partition = make()
-        own = labels[np.concatenate(list(partition.labelled)[:counted])]
-        if np.bincount(own, minlength=labels.max() + 1).min() >= least:
-            return replace(partition, redraws=redraws) if redraws else partition
-    found = f"they did in none of {draws} partitions" if draws > 1 else "they do not in the only one that can be drawn"
-    found = f"the rarest class has only {most}" if most < least else found
-    raise DataError(
-        f"data.labelled_min_per_class={least}: the labelled clients must together hold that many images of every "
-        f"class, but {found}: label more clients (data.labelled_clients), choose a larger data.beta, or a "
-        "smaller data.labelled_min_per_class"
-    )
 
 
 def validation_images(options: Options, images: int, seed: int, tested: Positions = NOTHING) -> Positions:
@@ -233,7 +178,7 @@ def balanced_holdout(options: Options, labels: Positions, seed: int) -> Position
         raise ConfigError(
             f"data.balanced_holdout={count}: give a multiple of the {classes} classes, up to {most * classes}"
         )
-    rng = np.random.RandomState(streams.derive_seed(seed, "balanced_holdout") % 2**32)
+    rng = RandomState(streams.derive_seed(seed, "balanced_holdout") % 2**32)
     held, _ = labelled_pool(labels, count // classes, rng)
     return np.sort(held)
 

@@ -31,8 +31,7 @@ class Partition:
     ``labelled[k]`` and ``unlabelled[k]`` belong to client k (any sequences are converted to ``Lists``), ``server``
     holds the server's labelled samples, and ``pool`` is the whole unlabelled pool in stored order, including samples
     that no client received. ``labelled_pool`` is the same for labelled samples that were drawn as one pool and then
-    spread over the clients; it does not assign samples and is not part of the hash. Neither is ``redraws``: how many
-    partitions were rejected before this one (``labelled_min_per_class``).
+    spread over the clients; it does not assign samples and is not part of the hash.
     """
 
     labelled: Sequence[Positions]
@@ -40,7 +39,6 @@ class Partition:
     server: Positions
     pool: Positions
     labelled_pool: Positions | None = None
-    redraws: int = 0
 
     def __post_init__(self) -> None:
         for field in ("labelled", "unlabelled"):
@@ -124,7 +122,6 @@ class Partition:
             positions[self.server],
             positions[self.pool],
             None if self.labelled_pool is None else positions[self.labelled_pool],
-            self.redraws,
         )
 
     def save(self, path: str | os.PathLike[str], labels: ArrayLike | None = None) -> None:
@@ -141,7 +138,6 @@ class Partition:
             "server": self.server.tolist(),
             "pool": self.pool.tolist(),
             **({} if self.labelled_pool is None else {"labelled_pool": self.labelled_pool.tolist()}),
-            **({"redraws": self.redraws} if self.redraws else {}),
         }
         write_atomic(Path(path), json.dumps(content, separators=(",", ":")) + "\n")
 
@@ -157,7 +153,7 @@ class Partition:
             if content["format"] != _FORMAT:
                 raise DataError(f"its format is {content['format']!r}, expected {_FORMAT!r}")
             owned = {field: content[field] for field in ("labelled", "unlabelled", "server", "pool")}
-            partition = cls(**owned, labelled_pool=content.get("labelled_pool"), redraws=int(content.get("redraws", 0)))
+            partition = cls(**owned, labelled_pool=content.get("labelled_pool"))
             if partition.hash != content["hash"]:
                 raise DataError("its content does not match its hash")
             partition.validate(len(np.asarray(labels)))

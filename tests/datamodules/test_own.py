@@ -147,7 +147,7 @@ def test_a_border_makes_the_networks_input_larger(options, pictures, digits):
         assert block()[:, :, :2].abs().max() == 0
 
 
-def test_a_missing_or_damaged_file_and_a_share_that_is_none(here):
+def test_a_missing_or_damaged_file(here):
     with pytest.raises(DataError, match=r"data\.file=x\.npz does not exist: looked for .*data/x\.npz and .*x\.npz"):
         ready(Npz, file="x.npz")
     (here / "x.npz").write_text("no archive")
@@ -156,9 +156,6 @@ def test_a_missing_or_damaged_file_and_a_share_that_is_none(here):
     (here / "pictures").mkdir()
     with pytest.raises(DataError, match=r"^pictures cannot be read"):
         ready(Npz, file="pictures")
-    for kind, place in ((Npz, {"file": "x.npz"}), (Folder, {"root": "x"})):
-        with pytest.raises(ConfigError, match="test_fraction is 1"):
-            kind(test_fraction=1.0, **place)
 
 
 # --- folder
