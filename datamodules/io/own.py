@@ -44,7 +44,8 @@ def arrays_of(
         **more: further arguments of ``Arrays``.
 
     Raises:
-        DataError: see ``Arrays``; there is one class, or a class has no training image; or one has a single image, and no test image.
+        DataError: see ``Arrays``; there is one class, or a class has no training image; or one has a single image, and
+            no test image.
     """
     split = len(images) == 2
     test = (images[1], labels[1]) if split else (images[0][:1], labels[0][:1].clip(0))  # to be replaced
