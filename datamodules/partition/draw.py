@@ -54,40 +54,38 @@ def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any]
         DataError: impossible sizes, or a partition file that does not match.
         ConfigError: contradictory options; or one needs labels that nobody knows, or clients that are drawn.
     """
-    file, unknown = options["partition_file"], np.flatnonzero(labels == HIDDEN)
+    file, known = options["partition_file"], np.flatnonzero(labels != HIDDEN)
+    unknown = np.flatnonzero(labels == HIDDEN)
     given = read_clients(file, len(labels)) if file else None
     if clients is not None:
         if file:
             raise ConfigError("data.partition_file and data.clients_in both say who has which images: give one of them")
         given = Given.of(clients)
-    _check_shares(options, len(unknown), given)
-    validation = tested = NOTHING
+    _check(options, len(unknown), given)
+    tested = balanced_holdout(options, labels[known], seed)
+    validation, tested = known[validation_images(options, len(known), seed, tested)], known[tested]
     if file and given is None:
-        partition = _loaded(options, labels)
+        partition = Partition.load(file, labels)
+        _check_number(options, partition.num_clients)
+    elif given is not None and given.labelled is not None:
+        partition = given.partition(labels, seed)
     else:
-        known = np.flatnonzero(labels != HIDDEN)
-        tested = balanced_holdout(options, labels[known], seed)
-        validation, tested = known[validation_images(options, len(known), seed, tested)], known[tested]
-        if given is not None and given.labelled is not None:
-            partition = given.partition(labels, seed)
-        else:
-            owners = None if given is None else given.owners
-            lost = NOTHING if owners is None else np.flatnonzero(owners == NOBODY)
-            held = np.concatenate([validation, tested, unknown, lost])
-            rest = np.setdiff1d(np.arange(len(labels)), held)
-            own = None if owners is None else owners[rest]
-            partition = Draw(options, labels[rest], RandomState(seed), own).partition().moved(rest)
-            if len(unknown):
-                partition = _with_unknown(partition, options, unknown, given, seed)
+        held, owners = np.concatenate([validation, tested, unknown]), None
+        if given is not None:
+            held, owners = np.append(held, np.flatnonzero(given.owners == NOBODY)), given.owners
+        rest = np.setdiff1d(np.arange(len(labels)), held)
+        own = None if owners is None else owners[rest]
+        partition = Draw(options, labels[rest], RandomState(seed), own).partition().moved(rest)
+        if len(unknown):
+            partition = _with_unknown(partition, options, unknown, given, seed)
     if options["labelled_holdout"]:
         tested = labelled_holdout(partition, options["labelled_holdout"], seed)
         partition = partition.without_labelled(tested)
-    if given is None:
-        return Shares(partition, validation, tested, tuple(map(str, range(partition.num_clients))))
-    return Shares(partition, validation, tested, given.names, given.digest)
+    names = tuple(map(str, range(partition.num_clients))) if given is None else given.names
+    return Shares(partition, validation, tested, names, given.digest if given else None)
 
 
-def _check_shares(options: Options, unknown: int, given: Given | None) -> None:
+def _check(options: Options, unknown: int, given: Given | None) -> None:
     """Refuse options that do not suit images without a label, or clients that are given."""
     if given is not None:
         _check_number(options, len(given.names))
@@ -95,10 +93,8 @@ def _check_shares(options: Options, unknown: int, given: Given | None) -> None:
             if options[name] is not None:
                 raise ConfigError(f"data.{name} has no effect on clients that are given: leave it out")
     if unknown and options["hidden_labels"] != "hidden":
-        raise ConfigError(
-            f"data.hidden_labels={options['hidden_labels']} needs the labels of all images, and {unknown} training "
-            "images have none: leave it out"
-        )
+        what = f"data.hidden_labels={options['hidden_labels']} needs the labels of all images"
+        raise ConfigError(f"{what}, and {unknown} training images have none: leave it out")
     if options["unlabelled_only"] and not unknown:
         raise ConfigError("data.unlabelled_only has no effect: every training image has a label. Leave it out")
 
@@ -107,15 +103,6 @@ def _check_number(options: Options, clients: int) -> None:
     if clients != options["num_clients"]:
         where = options["partition_file"] or "the data set"
         raise DataError(f"{where} has {clients} clients; give --data.num_clients {clients}")
-
-
-def _loaded(options: Options, labels: Positions) -> Partition:
-    """The saved partition."""
-    loaded = Partition.load(options["partition_file"], labels)
-    _check_number(options, loaded.num_clients)
-    if HIDDEN in labels[np.concatenate([*loaded.labelled, loaded.server])]:
-        raise DataError(f"{options['partition_file']} gives a site the label of an image that has none")
-    return loaded
 
 
 def _with_unknown(
@@ -150,10 +137,8 @@ def validation_images(options: Options, images: int, seed: int, tested: Position
     if not count:
         return NOTHING
     if not len(tested) <= count < images:
-        raise ConfigError(
-            f"data.validation={count}: give a number below the {images} training images that holds the "
-            f"{len(tested)} of data.balanced_holdout"
-        )
+        beside = f", {len(tested)} of data.balanced_holdout among them" if len(tested) else ""
+        raise ConfigError(f"data.validation={count}: give a number below the {images} training images{beside}")
     shuffled = torch.randperm(images, generator=streams.generator(seed, "validation")).numpy()
     others = shuffled[~np.isin(shuffled, tested)]
     return np.sort(others[: count - len(tested)])
@@ -176,7 +161,7 @@ def balanced_holdout(options: Options, labels: Positions, seed: int) -> Position
     most = int(np.bincount(labels).min()) - 1
     if count % classes or count // classes > most:
         raise ConfigError(
-            f"data.balanced_holdout={count}: give a multiple of the {classes} classes, up to {most * classes}"
+            f"data.balanced_holdout={count}: give a multiple of {classes} classes, up to {most * classes}"
         )
     rng = RandomState(streams.derive_seed(seed, "balanced_holdout") % 2**32)
     held, _ = labelled_pool(labels, count // classes, rng)
@@ -197,16 +182,14 @@ def labelled_holdout(partition: Partition, share: float, seed: int) -> Positions
     generator = streams.generator(seed, "holdout")
 
     def shuffled(part: Positions) -> Positions:
-        order: Positions = torch.randperm(len(part), generator=generator).numpy()
-        return np.take(part, order)
+        return np.take(part, torch.randperm(len(part), generator=generator).numpy())
 
     parts = [shuffled(part) for part in (*partition.labelled, partition.server)]
     count = round(share * sum(map(len, parts)))
     spare = shuffled(np.concatenate([part[1:] for part in parts]))
     if not 0 < count <= len(spare):
         raise ConfigError(
-            f"data.labelled_holdout={share} of the labelled images is {count}; it must be at least 1, and every site "
-            f"must keep one, so at most {len(spare)} can be held out: change it, or give more labels"
+            f"data.labelled_holdout={share} of the labelled images is {count}; every site keeps one, so 1 to "
+            f"{len(spare)} can be held out: change it, or give more labels"
         )
-    held: Positions = np.sort(spare[:count])
-    return held
+    return np.sort(spare[:count])

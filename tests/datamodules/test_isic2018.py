@@ -98,9 +98,10 @@ def test_a_folder_as_published(tmp_path, monkeypatch, name, suffix):
     ("damage", "message"),
     [
         (lambda folder, image: image.unlink(), r"1 of 10 images are missing, first ISIC_\d+.jpg"),
-        (lambda folder, image: (folder / "HAM10000_metadata.csv").write_text("image,label\n1,nv\n"), "KeyError"),
         (
-            lambda folder, image: (folder / "HAM10000_metadata.csv").write_text(f"image_id,dx\n{image.stem},cat\n" * 5),
+            lambda folder, image: (folder / "HAM10000_metadata.csv").write_text(
+                "image_id,dx\n" + f"{image.stem},cat\n" * 5
+            ),
             "ValueError",
         ),
     ],
