@@ -43,6 +43,9 @@ from datamodules.views.checks import check_border, check_grey, check_memory, lay
 BLOCK = 1024
 """Images of 32 x 32 pixels whose views are cut at once."""
 
+MOST_NAMED = 12
+"""Classes that ``about`` names."""
+
 
 class FSSLDataModule(L.LightningDataModule):
     """Base of all data sets. A subclass gives class attributes and ``read``; the rest is here.
@@ -263,15 +266,16 @@ class FSSLDataModule(L.LightningDataModule):
     def about(self) -> str:
         """Classes with their training images, test images, images without a label, and what was not read; in words."""
         self._require_setup()
-        labels = true_labels(self).cpu()
+        labels, lost = true_labels(self).cpu(), []
         counts = torch.bincount(labels[labels != HIDDEN], minlength=self.num_classes).tolist()
         listed = [f"{name} {count}" for name, count in zip(self.class_names, counts, strict=True)]
-        most = 12
-        more = f", ... ({len(listed)} classes)" if len(listed) > most else ""
-        without = "" if self.knows_all else f", {int((labels == HIDDEN).sum())} without a label"
-        first = f"training images: {', '.join(listed[:most])}{more}{without}; {len(self.test_labels)} test images"
-        lost = "unknown, since they need every label: accuracy at clients, and which pseudo-labels are right"
-        return "\n".join((first, *([] if self.knows_all else [lost]), *self.notes))
+        if len(listed) > MOST_NAMED:
+            listed[MOST_NAMED:] = [f"... ({len(listed)} classes)"]
+        if not self.knows_all:
+            listed.append(f"{int((labels == HIDDEN).sum())} without a label")
+            lost = ["unknown, since they need every label: accuracy at clients, and which pseudo-labels are right"]
+        first = f"training images: {', '.join(listed)}; {len(self.test_labels)} test images"
+        return "\n".join((first, *lost, *self.notes))
 
     def prepare_data(self) -> None:
         """Download and cache, once per machine."""
@@ -308,13 +312,12 @@ class FSSLDataModule(L.LightningDataModule):
         name, h = type(self).__name__, self.hparams
         if h.border:
             check_border(arrays, h.border, self.image_size)
-        asked = {option: h[option] for option in ("side", "zoom") if h[option]}
-        check_memory(name, asked, layout_bytes(arrays, self.views), available_bytes(self.device), self.processes)
+        large = "".join(f", data.{option}={h[option]}" for option in ("side", "zoom") if h[option])
+        check_memory(f"{name}{large}", layout_bytes(arrays, self.views), available_bytes(self.device), self.processes)
         if h.channels == 1:
             check_grey(name, arrays)
         self.sha256, self.class_names = arrays.sha256, arrays.class_names
-        for field in STORED:
-            self._store(field, torch.from_numpy(getattr(arrays, field)))
+        self._store({field: torch.from_numpy(getattr(arrays, field)) for field in STORED})
         self.notes, self.knows_all = arrays.notes, bool((arrays.train_labels != HIDDEN).all())
         seed = stream_seed(self.partition_seed, h.partition_stream)
         made = shares(h, arrays.train_labels, seed, arrays.train_clients)
@@ -326,11 +329,12 @@ class FSSLDataModule(L.LightningDataModule):
         self._ready = True
         self._place()
 
-    def _store(self, field: str, tensor: Tensor) -> None:
-        if field == "train_labels":
-            keep_true_labels(self, tensor)
-        else:
-            setattr(self, field, tensor)
+    def _store(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if name == "train_labels":
+                keep_true_labels(self, tensor)
+            else:
+                setattr(self, name, tensor)
 
     def place(self, device: torch.device, dtype: torch.dtype = torch.float32, processes: int = 1) -> None:
         """Move the data to ``device``, where ``processes`` lay them out and cut batches; ``dtype``: that of views."""
@@ -346,20 +350,9 @@ class FSSLDataModule(L.LightningDataModule):
         Args:
             **tensors: ``train_images``, ``train_labels`` (of all images), ``test_images`` or ``test_labels``, with the
                 shape and dtype of those stored.
-
-        Raises:
-            ConfigError: a tensor does not have the shape and dtype of the one it replaces, or ``setup`` has not run.
         """
         self._require_setup()
-        for name, tensor in tensors.items():
-            stored = true_labels(self) if name == "train_labels" else getattr(self, name)
-            if (tensor.shape, tensor.dtype) != (stored.shape, stored.dtype):
-                raise ConfigError(
-                    f"overwrite({name}=...) got {tensor.dtype} {list(tensor.shape)}, but {stored.dtype} "
-                    f"{list(stored.shape)} is stored: give a tensor of the same shape and dtype"
-                )
-        for name, tensor in tensors.items():
-            self._store(name, tensor)
+        self._store(tensors)
         self._place()
 
     def client(self, k: int) -> SiteData:

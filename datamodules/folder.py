@@ -257,7 +257,7 @@ def _decoded(root: Path, found: Listing, side: int | None, test_fraction: float)
     assert size is not None
     width, height, channels = *size, 1 if grey else 3
     needed = sum(map(len, parts)) * height * width * channels
-    check_memory(str(root), {"side": side} if side else {}, needed, available_bytes(), processes=1)
+    check_memory(f"{root}, data.side={side}" if side else str(root), needed, available_bytes())
     images = [sources.decoded([picture.file for picture in some], height, width, channels) for some in parts]
     names = _classes(found.train)
     number = {name: place for place, name in enumerate(names)} | {None: HIDDEN}
