@@ -33,7 +33,6 @@ BY_USERS = {
     "test_fraction": "images of one's own: how many are held out (docs/data.md)",
     "partition_file": "a split of one's own, or one that was exported (docs/usage/runs.md)",
     "texts_per_class": "texts are slow to encode: fewer are a quick look (docs/data.md)",
-    "labelled_min_per_class": "a suite that is to be ranked sets it where clients have the labels (RULES.md)",
 }
 """Arguments of data modules that no suite here sets, and why somebody else does."""
 

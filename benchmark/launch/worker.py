@@ -139,18 +139,15 @@ def _make_federation(fabric: Fabric, run: Run, files: RunFolder, recorder: Recor
 def data_provenance(data: FSSLDataModule, most_listed: int = MOST_LISTED) -> Mapping[str, Any]:
     """What a record says about the data.
 
-    These are hashes of the files and of the partition, class counts, the number of test images, how many draws of the
-    partition were rejected (with ``labelled_min_per_class``), and what the data set adds itself (``provenance``). With
-    more than ``most_listed`` clients there are no class counts: a record is written every few seconds, and the
-    partition can be drawn again.
+    These are hashes of the files and of the partition, class counts, the number of test images, and what the data set
+    adds itself (``provenance``). With more than ``most_listed`` clients there are no class counts: a record is written
+    every few seconds, and the partition can be drawn again.
     """
     known: dict[str, Any] = {"partition_hash": data.partition.hash, "data_sha256": data.sha256}
     if data.num_clients <= most_listed:
         known["labelled_histogram"] = [row for row in data.class_counts("labelled").tolist() if any(row)]
         known["class_counts"] = _class_counts(data)
     known["test_images"] = len(data.test_labels)
-    if data.hparams.labelled_min_per_class:
-        known["partition_redraws"] = data.partition.redraws
     return {**known, **data.provenance}
 
 

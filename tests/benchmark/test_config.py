@@ -5,7 +5,6 @@ import inspect
 import json
 import textwrap
 from dataclasses import fields, replace
-from typing import Any, Literal
 
 import pytest
 
@@ -26,7 +25,6 @@ from benchmark.config import (
 )
 from benchmark.registry import ClassSpec, Kind, build, register_local
 from datamodules.common.errors import ConfigError
-from datamodules.common.options import check_switches, switches
 from datamodules.common.yaml import dump_yaml, load_yaml, read_value
 from datamodules.partition.roster import Roster
 from methods.fedavg import FedAvg
@@ -252,20 +250,6 @@ def test_yaml_values_are_read_as_people_mean_them(text, value):
     assert read_value(text) == value and type(read_value(text)) is type(value)
 
 
-class Switches:
-    """Arguments as constructors have them."""
-
-    def __init__(self, rule: Literal["a", "b"] = "a", gate: float | Literal["auto"] = "auto", free: str = "x") -> None:
-        pass
-
-
-class Narrower(Switches):
-    """A subclass that allows less, and ``None``."""
-
-    def __init__(self, rule: Literal["a"] | None = None, **base: Any) -> None:
-        super().__init__(**base)
-
-
 class Named(FedAvg):
     """A method that names a pipeline."""
 
@@ -281,14 +265,6 @@ def test_a_method_names_the_pipeline_of_a_data_set_without_one_of_its_own():
         ("fedavg", "digits"),
     ):
         assert with_pipeline({"method": method, "data": data}) == {"method": method, "data": data}
-
-
-def test_switches_of_constructors():
-    assert switches(Switches) == {"rule": ("a", "b")}
-    assert switches(Narrower) == {"rule": ("a", None)}
-    check_switches(Narrower, {"rule": None, "gate": 3.0, "free": "anything"})
-    with pytest.raises(ConfigError, match="Narrower: rule='b' is unknown; choose one of a, None"):
-        check_switches(Narrower, {"rule": "b"})
 
 
 @pytest.mark.parametrize(
