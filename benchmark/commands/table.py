@@ -184,5 +184,5 @@ def _mirror(suite: Suite, runtime: Runtime, scale: str, name: str, plan: "Plan",
     figures = {}
     if suite.ranked and (found := settings(suite, plan)):
         frames["leaderboard"] = leaderboard.frame(found)
-        figures["leaderboard"] = draw_differences(leaderboard.drawn(found))
+        figures["leaderboard"] = draw_differences(found)
     mirror_tables(runtime, scale, name, frames, figures)
