@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from benchmark.contract.attributes import same
 from benchmark.contract.federations import Subject, by_place, different, require_equal, rounds_until, some_visits
@@ -61,7 +62,7 @@ def with_others(subject: Subject, test_images: bool) -> tuple[Federation, list[s
         if test_images:
             labels = (data.test_labels + 1) % data.num_classes
             data.overwrite(test_images=noise(data.test_images), test_labels=labels)
-            but += [name for name in run.averaged if name != "rounds"]
+            but += run.averaged
         federation = subject.federation(data)
         return federation, subject.differences(federation, 2, but)
 
@@ -283,13 +284,6 @@ def global_states(hook: str) -> dict[str, object]:
     return states
 
 
-NUMBERED = (torch.tensor, torch.as_tensor)
-CONSTRUCTORS = {
-    *(*NUMBERED, torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.rand),
-    *(torch.randint, torch.randn, torch.randperm, torch.tril_indices, torch.triu_indices, torch.zeros),
-}
-
-
 class WatchedDevices(TorchFunctionMode):
     """Notes, in ``strays``, the calls that would make or leave a tensor on the CPU while the method is on a GPU."""
 
@@ -300,11 +294,12 @@ class WatchedDevices(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
-        here = kwargs.get("device") is None
-        if func in CONSTRUCTORS and here and made.ndim:
-            self.note(f"{func.__name__} makes a tensor {list(made.shape)} on the CPU")
-        elif func in NUMBERED and not here and not isinstance(args[0], Tensor):
-            self.note(f"{func.__name__} copies numbers to the device")
+        given = any(isinstance(one, Tensor) for one in tree_leaves((args, kwargs)))
+        if isinstance(made, Tensor) and made.ndim and not given:
+            if kwargs.get("device") is None:
+                self.note(f"{func.__name__} makes a tensor {list(made.shape)} on the CPU")
+            elif func in (torch.tensor, torch.as_tensor):
+                self.note(f"{func.__name__} copies numbers to the device")
         elif func is Tensor.to and any(isinstance(one, str) and one == "cpu" for one in (*args, *kwargs.values())):
             self.note("Tensor.to moves a tensor to the CPU")
         return made

@@ -44,8 +44,8 @@ PSEUDO = ("pseudo/selected", "pseudo/certain")
 """Columns that count the pseudo-labels a method uses."""
 OVERFLOW = ("overflow", "server/overflow")
 """Columns with the share of a round's steps that a scaled loss makes skip."""
-SINGLE, BRAIN = 0.03, 0.5
-"""How far a model in float32, or under autocast, may end from the one in float64, relative to how far that one moved.
+NEAR = {"32-true": 0.03, "bf16-mixed": 0.5, "16-mixed": 0.5}
+"""How far a model in a precision may end from the one in float64, relative to how far that one moved.
 
 Rounding alone accounts for at most 0.0003 in float32. On some processors a pseudo-label at its threshold flips as well,
 which accounts for about 0.01. In bfloat16 more of them flip, which accounts for up to 0.2.
@@ -111,11 +111,9 @@ def check_the_averaged_model_is_the_mean_of_what_the_server_held(subject: Subjec
     """It predicts as the method does with the mean, in float64, of the server's tensors after the last two rounds."""
     run, federation = subject.reference, subject.resumed(ROUNDS)
     *_, before, last = run.servers
-    means = {
-        key: ((before[key].double() + value.double()) / 2).to(value.dtype) if value.is_floating_point() else value
-        for key, value in last.items()
-    }
-    federation.method.load_tensors(means)
+    floats = [key for key, value in last.items() if value.is_floating_point()]
+    means = {key: ((before[key].double() + last[key].double()) / 2).to(last[key].dtype) for key in floats}
+    federation.method.load_tensors({**last, **means})
     assert run.averaged == {"rounds": 2, **federation.evaluate()}, (
         "the averaged model is not the mean of the last two global models: `predict` depends on something other than "
         "registered tensors of scope shared or server"
@@ -125,27 +123,25 @@ def check_the_averaged_model_is_the_mean_of_what_the_server_held(subject: Subjec
 def check_lower_precisions_are_close_to_double(subject: Subject) -> None:
     """Weights in float32, and under autocast to bf16 or (with a scaled loss) float16, end near those in float64.
 
-    Near is a share of the distance that those moved: ``SINGLE`` in float32, ``BRAIN`` under autocast.
+    Near is a share of the distance that those moved (``NEAR``).
     """
-    run, exact = subject.reference, subject.in_double
+    start, exact = subject.reference.servers[0], subject.in_double
     shared = [name for name in subject.make().names("shared") if exact[name].is_floating_point()]
-    ends = {"float32": run.servers[2]}
-    for precision in ("bf16-mixed", "16-mixed")[: 1 if subject.cls.no_loss_scaling else 2]:
+    for precision, bound in NEAR.items():
+        if not shared or (precision == "16-mixed" and subject.cls.no_loss_scaling):
+            continue
         federation = subject.federation(precision=precision)
         overflow = max(row.get(column, 0.0) for row in rounds_until(federation, 2) for column in OVERFLOW)
         assert overflow <= MOST_OVERFLOW, (
             f"16-mixed skips {overflow:.0%} of a round's steps because a gradient overflows: compute what is steep in "
             "float32 (torch.autocast(self.device.type, enabled=False))"
         )
-        ends[precision] = federation.server
-    for precision, server in ends.items() if shared else ():  # else only the server's tensors move
         way, off = (
             torch.cat([(one[name].double() - exact[name]).flatten() for name in shared]).norm()
-            for one in (run.servers[0], server)
+            for one in (start, federation.server)
         )
-        bound = SINGLE if precision == "float32" else BRAIN
         assert off <= bound * way, (
-            f"in {precision} the weights end {float(off / way):.3f} of the distance moved from those in float64; "
+            f"in {precision} the weights end {float(off / way):.3f} of the distance moved from those in 64-true; "
             f"{bound} is allowed"
         )
 
@@ -224,10 +220,8 @@ def trainer_from(states: OptimizerStates, epochs: int) -> L.Trainer:
 
 def check_slots_equal_the_reference(subject: Subject) -> None:
     """Clients that take turns in three slots give the same bits."""
-    require_equal(
-        subject.differences(subject.federation(slots=3, replay=False), 2),
-        "clients that train in three copies of the method give another result: only registered tensors travel along",
-    )
+    notes = subject.differences(subject.federation(slots=3, replay=False), 2)
+    require_equal(notes, "clients that train in three copies of it give another result: only registered tensors travel")
 
 
 def check_replayed_steps_equal_the_reference(subject: Subject) -> None:

@@ -45,7 +45,7 @@ def main(words: Sequence[str] | None = None) -> int:
             if not given.trial and not torch.cuda.is_available():
                 print("gpu: this machine has no GPU that torch can use; --trial runs the same code on the CPU")
                 return NO_GPU
-            tables += [gpu.PARTS[part](gpu.GPUPlan(methods, given.trial)) for part in given.parts]
+            tables += [gpu.PARTS[part](methods, given.trial) for part in given.parts]
         elif name in SECTIONS:
             tables += [SECTIONS[name](method) for method in methods]
         else:

@@ -102,7 +102,7 @@ FAULTS: dict[str, dict[type[FedMethod], str]] = {
     "clients_with_one_image_or_none": {training.WantsTwoImages: "IndexError"},
     "default_arguments_are_plain": {training.OddArgument: "the default of 'pair' is a tuple"},
     "lower_precisions_are_close_to_double": {
-        training.HalvesInSingle: "in float32 the weights end",
+        training.HalvesInSingle: "in 32-true the weights end",
         training.Rounds: "in bf16-mixed the weights end",
         training.RoundsHalf: "in 16-mixed the weights end",
         training.Steep: "16-mixed skips .* of a round's steps",
