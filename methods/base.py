@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from datamodules.base import FSSLDataModule, Scenario, SiteData
 from datamodules.common.errors import ConfigError, RunError
-from datamodules.common.options import check_switches
+from datamodules.common.options import check_arguments
 from datamodules.common.precision import check_precision
 from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
@@ -130,7 +130,7 @@ class FedMethod(L.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["model"])
-        check_switches(type(self), self.hparams)
+        check_arguments(type(self), self.hparams)
         self.model = cast(Backbone, model)
         self._frozen = frozenset(f"model.{name}" for name in frozen(model))
         self.visit = Visit()

@@ -111,14 +111,6 @@ def check(name: str, options: Iterable[str]) -> None:
         raise ConfigError(f"model {name}: it has no argument num_classes, so it cannot be used as a classifier")
 
 
-def num_parameters(name: str, num_classes: int, **options: Any) -> int:
-    """Count the parameters of a network for images without allocating it."""
-    import torch
-
-    with torch.device("meta"):
-        return sum(p.numel() for p in build(name, num_classes, **options).parameters())
-
-
 def _arguments(factory: "Callable[..., nn.Module]") -> tuple[list[str], bool]:
     """Names of the arguments of a network, and whether it takes any others as well."""
     parameters = inspect.signature(factory).parameters.values()
