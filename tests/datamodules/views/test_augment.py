@@ -8,7 +8,7 @@ from torchvision.transforms.functional import normalize, to_tensor
 
 from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.views import augment
-from datamodules.views.augment import Cutout, Geometry, PadCrop, Resize, View, ZoomCrop, normalise, resize
+from datamodules.views.augment import Cutout, Geometry, PadCrop, Resize, View, ZoomCrop, resize
 
 MEAN, STD = (0.49, 0.48, 0.44), (0.247, 0.243, 0.261)
 
@@ -19,13 +19,6 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=seeded(seed))
-
-
-def coded(count: int, side: int) -> torch.Tensor:
-    """Images whose pixel at row y, column x is (y, x, 0)."""
-    position = torch.arange(side, dtype=torch.uint8)
-    image = torch.stack((position[:, None].expand(side, side), position.expand(side, side), torch.zeros(side, side)), 2)
-    return image.to(torch.uint8).expand(count, -1, -1, -1).contiguous()
 
 
 def pillow(image: torch.Tensor) -> Image.Image:
@@ -75,34 +68,6 @@ def test_a_view_replays_the_pillow_pipeline(geometry: Geometry):
         assert difference.max() <= tolerance + 1e-6
 
 
-@pytest.mark.parametrize("geometry", [ZoomCrop(16, 8), PadCrop(4, "zero")])
-def test_windows_are_uniform_and_independent_per_image(geometry: Geometry):
-    count = 40_500
-    prepared = torch.cat((coded(1, 16), coded(1, 16)))
-    index = torch.arange(count) % 2
-    windows = geometry(prepared, index, seeded(3))
-    assert windows.shape == (count, 8, 8, 3)
-    mirrored = windows[:, 0, 0, 1] > windows[:, 0, 1, 1]
-    top, left = windows[:, 0, 0, 0].long(), windows[..., 1].flatten(1).amin(1).long()
-    cells = torch.bincount((top * 9 + left) * 2 + mirrored, minlength=162).double()
-    assert cells.numel() == 162
-    chi_square = ((cells - count / 162) ** 2 / (count / 162)).sum()
-    assert 161 - 5 * 18 < chi_square < 161 + 5 * 18
-    assert (windows[0::2] != windows[1::2]).flatten(1).any(1).double().mean() > 0.98
-
-
-def test_same_seed_same_pixels_and_every_copy_its_own_window():
-    geometry, images = PadCrop(4, "reflect"), noise(5, 32, 32, 3)
-    prepared, index = geometry.prepare(images), torch.tensor([2, 2, 2, 4])
-    first = geometry(prepared, index, seeded(7))
-    assert torch.equal(first, geometry(prepared, index, seeded(7)))
-    assert not torch.equal(first, geometry(prepared, index, seeded(8)))
-    assert not torch.equal(first[0], first[1])
-    others = prepared.clone()
-    others[4] = 0
-    assert torch.equal(geometry(others, index, seeded(7))[:3], first[:3])
-
-
 def test_draws_do_not_depend_on_the_default_type():
     """Inside autocast of a run in double precision, windows are those of any other run."""
     geometry, images = PadCrop(2, "zero"), noise(40, 8, 8, 3)
@@ -111,27 +76,6 @@ def test_draws_do_not_depend_on_the_default_type():
         torch.set_default_dtype(dtype)
         seen.append(geometry(prepared, index, seeded(7)))
     assert torch.equal(*seen)
-
-
-def test_normalise_every_value_in_channels_last_memory():
-    images = torch.arange(256, dtype=torch.uint8).view(4, 8, 8, 1).expand(-1, -1, -1, 3).contiguous()
-    batch = normalise(images, MEAN, STD)
-    mean, std = (torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (MEAN, STD))
-    expected = (images.permute(0, 3, 1, 2).double() / 255 - mean) / std
-    assert batch.dtype == torch.float32
-    assert batch.shape == (4, 3, 8, 8)
-    assert batch.is_contiguous(memory_format=torch.channels_last)
-    assert (batch - expected).abs().max() < 1e-6
-
-
-def test_the_test_view_is_deterministic_and_not_enlarged():
-    images = noise(6, 32, 32, 3)
-    for geometry in (Resize(), Resize(32)):
-        assert torch.equal(geometry.prepare(images), images)
-    batch = View(Resize(), mean=MEAN, std=STD)(images, torch.tensor([4, 1]))
-    for row, i in enumerate((4, 1)):
-        assert (batch[row] - normalize(to_tensor(pillow(images[i])), MEAN, STD)).abs().max() < 1e-6
-    assert Resize(24).prepare(images).shape == (6, 24, 24, 3)
 
 
 @pytest.mark.parametrize("geometry", [ZoomCrop(40, 32), PadCrop(4, "reflect"), PadCrop(4, "zero"), Resize(24)])
