@@ -128,7 +128,7 @@ class FSSLDataModule(L.LightningDataModule):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     feature_dim: int | None = None  # length of the feature vectors in place of images, once they have been read
-    train_size: ClassVar[int] = 50_000  # about how many training images there are; see expected_size
+    train_size: ClassVar[int] = 50_000  # about how many training images there are
     provenance: Mapping[str, Any] = MappingProxyType({})  # what a record says of the data beside digests
 
     # From ``setup`` on:
@@ -258,10 +258,6 @@ class FSSLDataModule(L.LightningDataModule):
         ``DataError``.
         """
         return {}
-
-    def expected_size(self) -> int:
-        """About how many training images there are; a ``DataError`` if the data are not there."""
-        return self.train_size
 
     def about(self) -> str:
         """Classes with their training images, test images, images without a label, and what was not read; in words."""

@@ -79,10 +79,6 @@ class Folder(FSSLDataModule):
         arrays = sources.cached(name, h.data_dir, partial(_decoded, self._root(), found, side, h.test_fraction))
         return replace(arrays, sha256=digests, notes=found.notes)
 
-    def expected_size(self) -> int:
-        """Images in the folders for training."""
-        return len(self._listing().train)
-
     def _root(self) -> Path:
         return located(self.hparams.root, self.hparams.data_dir, "root")
 

@@ -82,10 +82,6 @@ class Npz(FSSLDataModule):
         more = {"sha256": digests, "train_clients": clients, "notes": notes}
         return arrays_of(file, images, labels, names, self.hparams.test_fraction, **more)
 
-    def expected_size(self) -> int:
-        """Training images that the file has, with or without a label."""
-        return sum(map(len, read_npz(self._file(), {"train_labels", *UNLABELLED}).values()))
-
     def _file(self) -> Path:
         return located(self.hparams.file, self.hparams.data_dir, "file")
 

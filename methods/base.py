@@ -280,6 +280,20 @@ class FedMethod(L.LightningModule):
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(parameters, self.hparams.clip_norm)
 
+    def descend(self, optimizer: Any, loss: Tensor) -> Tensor:
+        """With manual optimisation: one step of an optimiser on a loss, with gradients for its own parameters alone.
+
+        Returns:
+            The loss, without its graph.
+        """
+        optimizer.zero_grad()
+        learning = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self.manual_backward(loss, inputs=learning)
+        self.configure_gradient_clipping(optimizer)
+        optimizer.step()
+        torch.clear_autocast_cache()  # its half-precision copies of the parameters are stale now
+        return loss.detach()
+
     def scaled(self, loss: Tensor) -> Tensor:
         """The loss as ``manual_backward`` scales it in ``16-mixed``; in other precisions the loss itself.
 
