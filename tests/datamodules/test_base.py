@@ -49,7 +49,7 @@ def test_images_look_as_in_the_papers(name):
     """RSCFed's, CBAFed's and (for CINIC-10) FedDure's constants, to four digits; suites rely on them."""
     data = find_class(name, KINDS["data"])()
     mean, std = (tuple(round(value, 4) for value in values) for values in (data.mean, data.std))
-    assert (mean, std, data.image_size, data.views["weak"].geometry.zoom, data.train_size) == CONSTANTS[name]
+    assert (mean, std, data.image_size, data.views["weak"].geometry.side, data.train_size) == CONSTANTS[name]
 
 
 @pytest.mark.parametrize("pipeline", ["zoom_crop_flip", "randaugment_uniform"])
@@ -242,7 +242,7 @@ def test_training_images_are_enlarged_in_proportion():
         zoom_size = 36
 
     def zoom(data):
-        return data.views["weak"].geometry.zoom
+        return data.views["weak"].geometry.side
 
     assert [zoom(Digits(**given)) for given in ({}, {"side": 16}, {"side": 16, "zoom": 17})] == [40, 20, 17]
     assert (zoom(Large()), zoom(Close()), zoom(Close(side=64))) == (80, 36, 72)
