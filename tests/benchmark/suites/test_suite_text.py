@@ -12,7 +12,7 @@ from papers import load
 from runs import setting
 from texts import Stub, list_texts, write_texts
 
-ROWS = {row.full_name: load("text").spec["labels"][row.method]["method"] for row in load("text").rows}
+ROWS = {row.full_name: load("text").spec.labels[row.method].method for row in load("text").rows}
 FIRST = list({method: name for name, method in reversed(ROWS.items())}.values())
 """The first row of each method: variants and bounds are stepped by the same code."""
 
@@ -40,8 +40,8 @@ def test_variants_meet_the_setting_that_they_explain() -> None:
 
 
 def test_labels_are_those_of_the_common_settings() -> None:
-    own = load("text").spec["labels"]
-    assert load("common").spec["labels"].items() <= own.items()
+    own = load("text").spec.labels
+    assert load("common").spec.labels.items() <= own.items()
 
 
 def test_seeds_and_data() -> None:
