@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -132,7 +133,8 @@ def differences(method: Method, circumstances: Collection[str]) -> list[str]:
         federation = contract_federation(method, precision=precision)
         if RANK in circumstances:
             for seat in federation.engine.seats:
-                seat.context = replace(seat.context, rank=1, ranks=3)
+                there: Any = SimpleNamespace(loggers=[], global_rank=1, world_size=3)
+                seat.site._context = replace(seat.context, fabric=there)
         return different_from_reference(method, federation, 2, OVERFLOW if SCALE in circumstances else ())
 
 

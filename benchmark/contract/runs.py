@@ -33,7 +33,7 @@ from benchmark.contract.federations import (
 from benchmark.contract.hidden import with_other_unlabelled_images
 from benchmark.contract.isolation import OVERFLOW, in_double
 from benchmark.federation.fit import Fit, OptimizerStates, kept_states, load_states
-from benchmark.federation.replay import RecordedStep
+from benchmark.federation.replay import Replay
 from benchmark.federation.site import LocalSite, stream_of
 from datamodules.base import SiteData
 from datamodules.views.batches import Batch, LocalWork
@@ -261,10 +261,7 @@ def check_slots_equal_the_reference(method: Method) -> None:
 def check_replayed_steps_equal_the_reference(method: Method) -> None:
     """Steps that are recorded once and replayed give the same bits, whichever step of a visit was recorded."""
     federation = contract_federation(method, slots=1, replay=True)
-    with (
-        patch.object(RecordedStep, "__init__", recorded_elsewhere(RecordedStep.__init__)),
-        patch.object(RecordedStep, "replay", autospec=True, side_effect=RecordedStep.replay) as replays,
-    ):
+    with patch.object(Replay, "record", recorded_elsewhere(Replay.record)):
         notes = different_from_reference(method, federation, ROUNDS)  # one with few batches replays in the last round
     require_equal(
         method,
@@ -276,18 +273,19 @@ def check_replayed_steps_equal_the_reference(method: Method) -> None:
     (seat,) = federation.engine.seats
     if seat.replay and seat.replay.met:  # else its optimisers cannot be recorded
         what = "no step is replayed, because no two batches of a client have the same shapes"
-        require(method, replays.call_count, what)
+        require(method, federation.engine.counts()["replayed"], what)
 
 
-def recorded_elsewhere(init: Callable[..., None]) -> Callable[..., None]:
-    """``init``, which records a step, made to record it as another step of the visit: one recording serves all."""
+def recorded_elsewhere(record: Callable[..., Any]) -> Callable[..., Any]:
+    """``record``, which records a step, made to record it as another step of the visit: one recording serves all."""
 
-    def recorded(self: RecordedStep, step: Any, batch: Batch, replay: Any, fit: Fit) -> None:
+    def recorded(self: Replay, batch: Batch, fit: Fit) -> Any:
         counters = ("batch_idx", "current_epoch", "global_step")
         for name in counters:
             setattr(fit, name, getattr(fit, name) + ELSEWHERE)
-        init(self, step, batch, replay, fit)
+        made = record(self, batch, fit)
         for name in counters:
             setattr(fit, name, getattr(fit, name) - ELSEWHERE)
+        return made
 
     return recorded

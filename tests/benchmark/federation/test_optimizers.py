@@ -68,13 +68,6 @@ def test_every_form_of_schedulers(form: Any, rates: list[float], slots: int | No
     assert list(seen.values()) == [pytest.approx(rates)] * 6
 
 
-def test_a_scheduler_that_waits_for_a_metric_is_refused() -> None:
-    """No metric is measured while a client trains."""
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
-    with pytest.raises(RunError, match=r"ReduceLROnPlateau, which waits for a metric"):
-        trained(returning(lambda o: {"optimizer": o, "lr_scheduler": {"scheduler": plateau(o), "monitor": "loss"}}))
-
-
 def test_several_optimisers_need_manual_optimisation() -> None:
     """Automatic optimisation has one optimiser, as in Lightning."""
     with pytest.raises(RunError, match="automatic_optimization = False"):

@@ -85,17 +85,6 @@ def test_uploads_and_downloads_hold_shared_tensors_only():
     assert steps == -(-visit.size // run.method.hparams.batch_size)
 
 
-def test_a_visit_depends_only_on_what_it_is_given():
-    """Whoever was visited before, in whichever mode they left the module."""
-    run = few_federation(Scoped, clients=3)
-    visits = run.visits(0)
-    alone = visited(run, visits[2])[0].upload
-    visited(run, visits[0])
-    run.method.eval()
-    after = visited(run, visits[2])[0].upload
-    assert all(torch.equal(v, after.tensors[k]) for k, v in alone.tensors.items())
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [

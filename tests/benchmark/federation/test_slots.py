@@ -126,13 +126,12 @@ def test_steps_are_counted_by_how_they_were_taken() -> None:
     assert rows[-1]["steps"] == 2 * of_client
     assert federation.engine.counts() == {
         "slots": 2,
-        "forms": 2,
         "captured": 4,
         "replayed": 2 * (of_client - 4),
         "eager": 4,
     }
     (counts,) = [run(AfterSteps, slots=1).engine.counts()]
-    assert counts == {"slots": 1, "forms": 2, "captured": 0, "replayed": 0, "eager": 3 * of_client}
+    assert counts == {"slots": 1, "captured": 0, "replayed": 0, "eager": 3 * of_client}
 
 
 def test_a_client_goes_to_a_slot_that_has_recorded_steps_of_its_size() -> None:
