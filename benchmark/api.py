@@ -7,8 +7,8 @@ result.rounds.plot(x="round", y="acc")
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,33 +40,23 @@ from methods.base import FedMethod
 IN_MEMORY = frozenset({"accelerator", "threads", "engine", "slots", "replay", "callbacks", "data_dir"})
 
 
+@dataclass(repr=False, eq=False)
 class Result:
     """The result of a run.
 
     Args:
         run: the run.
         rows: its evaluated rounds.
-        method: the trained method, if available.
         path: folder of its record, if any.
         averaged: the reading of its averaged model, if any.
-        exported: the file that it was loaded from, if any.
-        data: its data, if available.
+        exported: what the file has that it was loaded from, if any.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        rows: Sequence[Mapping[str, Any]],
-        method: FedMethod | None = None,
-        path: Path | None = None,
-        averaged: Mapping[str, Any] | None = None,
-        exported: Exported | None = None,
-        data: FSSLDataModule | None = None,
-    ) -> None:
-        self.run, self.rows, self.path, self.averaged = run, list(rows), path, averaged
-        self._exported = exported
-        if method is not None and data is not None:
-            self.method, self.data = method, data
+    run: Run
+    rows: list[dict[str, Any]]
+    path: Path | None = None
+    averaged: Mapping[str, Any] | None = None
+    exported: Exported | None = None
 
     @property
     def config(self) -> RunConfig:
@@ -76,7 +66,7 @@ class Result:
     @property
     def rounds(self) -> pd.DataFrame:
         """One row per evaluated round: metrics in percent, mean losses, bytes sent so far, ``timing.seconds``."""
-        return pd.json_normalize([dict(row) for row in self.rows])
+        return pd.json_normalize(self.rows)
 
     @property
     def readings(self) -> pd.DataFrame:
@@ -87,7 +77,7 @@ class Result:
         """
         if not self.rows:
             return pd.DataFrame()
-        found = readings([dict(row) for row in self.rows], self.config.last_k)
+        found = readings(self.rows, self.config.last_k)
         found |= {"averaged": dict(self.averaged)} if self.averaged else {}
         return pd.DataFrame.from_dict(found, orient="index")
 
@@ -116,7 +106,7 @@ class Result:
             RunError: the run's folder has no weights, or their file is damaged.
             DataError: see ``data``.
         """
-        held = self._exported
+        held = self.exported
         weights = read_weights((self.path or Path()) / WEIGHTS) if held is None else held.weights
         clients, images = (self._input.get(name) or getattr(self.data, name) for name in INPUT[:2])
         with torch.random.fork_rng(devices=[]):  # leaves the caller's random state unchanged
@@ -126,7 +116,7 @@ class Result:
 
     @property
     def _input(self) -> Mapping[str, Any]:
-        return self._exported.input if self._exported is not None else {}
+        return self.exported.input if self.exported is not None else {}
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -310,7 +300,9 @@ def _in_memory(run: Run) -> Result:
         federation = assemble(run, method, data, fabric, [rows, *callbacks(runtime.callbacks)])
         federation.run()
         federation.become_server()
-    return Result(run, rows.rows, method.eval(), averaged=federation.averaged, data=data)
+    result = Result(run, rows.rows, averaged=federation.averaged)
+    result.method, result.data = method.eval(), data
+    return result
 
 
 def _on_disk(run: Run) -> Result:

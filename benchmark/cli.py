@@ -4,8 +4,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from benchmark.commands import (
 from benchmark.commands.common import MAPPINGS, same_command
 from benchmark.launch.launchers import check_left_over
 from benchmark.launch.signals import STOPPED, stoppable
-from benchmark.registry import KINDS, find_class, known_names, one_line, parameters, type_in_words
+from benchmark.registry import KINDS, known_names, one_line, type_in_words
 from benchmark.runs.code_identity import code_version, package_version
 from benchmark.runs.console import printable
 from datamodules.common.errors import BenchError, ConfigError, Stopped
@@ -49,7 +48,6 @@ MODULES: dict[str, Any] = {
 }
 MOST_NESTED = 5000  # brackets and the like in one argument; more of them crash the YAML parser
 UNREAD = 141  # a shell's exit code for a program that SIGPIPE has ended
-COMMANDS: dict[str, Callable[..., int]] = {name: module.run for name, module in MODULES.items()}
 WITH_DOTTED = ("fit", "enter", "describe")
 """Commands that take options with a dot, such as ``--method.lr``."""
 
@@ -98,11 +96,10 @@ def _run(argv: Sequence[str]) -> int:
     check_left_over()
     chosen = _parsed(arguments)
     command, options = chosen.subcommand, chosen[chosen.subcommand]
-    if command in WITH_DOTTED:
-        return COMMANDS[command](options, dotted)
-    if dotted:
+    if dotted and command not in WITH_DOTTED:
         raise ConfigError(f"{command} takes no --{next(iter(dotted))}: what a table runs is in its suite file")
-    return COMMANDS[command](options)
+    given = (options, dotted) if command in WITH_DOTTED else (options,)
+    return int(MODULES[command].run(*given))
 
 
 def split_dotted(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -146,25 +143,8 @@ def _parsed(arguments: list[str]) -> Namespace:
             option = next(one for one in command._actions if one.dest == wrong[1])
             expected = type_in_words(getattr(option, "_typehint", None) or option.type)
             message = f"{'--' if option.option_strings else ''}{wrong[1]} {wrong[2]}: expected {expected}"
-        _, _, unrecognized = message.partition("nrecognized arguments: ")
-        if meant := _meant(unrecognized, arguments, command):
-            message += f"; did you mean --{meant}?"
-        raise ConfigError(f"{message} (`--help` lists the options)") from None
+        raise ConfigError(f"{message} (`--help` lists the options; those of classes are --method.NAME ...)") from None
     return chosen
-
-
-def _meant(unrecognized: str, arguments: Sequence[str], command: ArgumentParser) -> str | None:
-    """What the first unknown option may stand for: one of the method or the data set, or the closest of the command."""
-    if not unrecognized.startswith("--"):
-        return None
-    name = re.split(r"[= ]", unrecognized[2:])[0]
-    own = [text[2:] for option in command._actions for text in option.option_strings]
-    words = " ".join(arguments).replace("=", " ").split()
-    for slot in set(KINDS) & set(own):
-        path = words[words.index(f"--{slot}") + 1] if f"--{slot}" in words[:-1] else KINDS[slot].base
-        if name in parameters(find_class(path, KINDS[slot])):
-            return f"{slot}.{name}"
-    return next(iter(get_close_matches(name, own, n=1)), None)
 
 
 @cache

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from benchmark.registry import (
     KINDS,
@@ -30,21 +30,8 @@ from datamodules.common.yaml import dump_yaml, load_yaml
 
 Scale = Literal["quick", "board", "laptop", "small", "lite", "paper", "custom"]
 Reading = Literal["best", "last", "last_k_mean", "averaged"]
-SCALES, READINGS = get_args(Scale), get_args(Reading)
 ROSTER = "datamodules.partition.roster.Roster"
 ROSTER_SUPPLIED = ("num_clients", "labelled", "seed", "_subsets")  # arguments that the run passes to the roster
-
-
-def check_folder(path: str, option: str) -> None:
-    """Refuse a path that scripts cannot hold in one line, or whose ``~`` the shell has not replaced.
-
-    Raises:
-        ConfigError: names the option.
-    """
-    if not path.isprintable():
-        raise ConfigError(f"{option} {path!r}: a character that cannot be printed, such as a line break")
-    if path.startswith("~"):
-        raise ConfigError(f"{option}={path}: the shell has not replaced ~; put a space for the =, or give a whole path")
 
 
 def _check_least(options: Any, **least: int) -> None:
@@ -59,7 +46,8 @@ class Runtime:
     """Where and how a run is executed; nothing here is part of its identity.
 
     Args:
-        devices: number of processes (GPUs, or CPU processes), or ``auto``.
+        devices: number of processes (GPUs, or CPU processes). ``auto``: one, or SLURM's tasks. On a CPU, small networks
+            are fastest with one process per core.
         accelerator: ``cpu``, ``cuda`` or ``auto``, as in Lightning.
         num_nodes: number of machines.
         threads: CPU threads per process, or ``auto``. Only runs with equal threads are equal bit for bit.
@@ -78,11 +66,7 @@ class Runtime:
         checkpoint_every_s: minimum number of seconds between checkpoints; they are rarer if saving would take more than
             2 % of the time. 0 saves after every round.
         wandb: mirror to Weights & Biases: ``auto`` (off at scale quick and without a key, else online), ``online``,
-            ``offline`` or ``off``.
-        wandb_project: its project; default: ``WANDB_PROJECT``, or ``fssl-bench``.
-        wandb_entity: its user or team; default: ``WANDB_ENTITY``, or the account's own.
-        wandb_group: group of the runs; default: ``WANDB_RUN_GROUP``, or the scale.
-        wandb_tags: tags, separated by commas; default: ``WANDB_TAGS``.
+            ``offline`` or ``off``. Its environment variables name project, entity, group and tags.
     """
 
     devices: int | Literal["auto"] = "auto"
@@ -99,15 +83,15 @@ class Runtime:
     results_dir: str = "results"
     checkpoint_every_s: float = 60.0
     wandb: Literal["auto", "online", "offline", "off"] = "auto"
-    wandb_project: str | None = None
-    wandb_entity: str | None = None
-    wandb_group: str | None = None
-    wandb_tags: str | None = None
 
     def __post_init__(self) -> None:
         _check_least(self, devices=1, num_nodes=1, threads=1, slots=1, client_memory=0, checkpoint_every_s=0)
         for name in ("data_dir", "results_dir"):
-            check_folder(str(getattr(self, name)), f"--{name}")
+            path = str(getattr(self, name))
+            if not path.isprintable():  # scripts could not hold it in one line
+                raise ConfigError(f"--{name} {path!r}: a character that cannot be printed, such as a line break")
+            if path.startswith("~"):
+                raise ConfigError(f"--{name}={path}: the shell has not replaced ~; put a space for the =")
 
 
 @dataclass(frozen=True)

@@ -85,29 +85,33 @@ def find_class(name: str, kind: Kind) -> type:
     Raises:
         ConfigError: no such class, or not a subclass of the kind's base.
     """
-    what = f"{kind.what} '{name}'"
-    if name in _LOCAL or "." in name:
-        return _checked(_LOCAL.get(name) or plugin(name, what), what, kind)
-    if name in _modules(kind):
-        found = _defined(f"{kind.package}.{name}", imported(kind.base))
-        if len(found) == 1:
-            return found[0]
-        paths = [path_of(cls) for cls in found]
+    what, base = f"{kind.what} '{name}'", imported(kind.base)
+    if "." in name:
+        paths = [name]
+    elif name in own_names(kind):
+        module = f"{kind.package}.{name}"
+        members = vars(importlib.import_module(module)).values()
+        classes = [one for one in members if isinstance(one, type) and one.__module__ == module]
+        paths = [path_of(cls) for cls in classes if issubclass(cls, base)]
     else:
         offered = list(entry_points(group=kind.group, name=name))
         paths = [point.value.replace(":", ".") for point in offered]
         if len(offered) == 1:
             what += f" of the package '{package_of(offered[0])}'"
-            return _checked(plugin(paths[0], what), what, kind)
-    if paths:
+    if not paths:
+        raise unknown(kind.what, name, known_names(kind), "; a dotted path such as my_package.mine.Mine works too")
+    if len(paths) > 1:
         raise ConfigError(f"{what} is ambiguous; name one of {', '.join(paths)}")
-    raise unknown(kind.what, name, known_names(kind), "; a dotted path such as my_package.mine.Mine works too")
+    cls = _LOCAL.get(paths[0]) or plugin(paths[0], what)
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise ConfigError(f"{what} is not a subclass of {kind.base}")
+    return cls
 
 
 def own_names(kind: Kind) -> list[str]:
-    """Short names of the classes in the kind's package, sorted."""
-    base = imported(kind.base)
-    return [name for name in _modules(kind) if _defined(f"{kind.package}.{name}", base)]
+    """Short names of the classes in the kind's package, sorted: those of its modules, which have one class each."""
+    modules, base = pkgutil.iter_modules(importlib.import_module(kind.package).__path__), kind.base.split(".")[1]
+    return sorted(one.name for one in modules if not one.ispkg and one.name != base)
 
 
 def known_names(kind: Kind) -> list[str]:
@@ -118,13 +122,6 @@ def known_names(kind: Kind) -> list[str]:
 def package_of(point: EntryPoint) -> str:
     """The package that offers an entry point."""
     return point.dist.name if point.dist else point.module
-
-
-def _checked(cls: object, asked: str, kind: Kind) -> type:
-    """``cls``, if it is a class of the kind; ``asked`` is what the message calls it."""
-    if not (isinstance(cls, type) and issubclass(cls, imported(kind.base))):
-        raise ConfigError(f"{asked} is not a subclass of {kind.base}")
-    return cls
 
 
 _LOCAL: dict[str, type] = {}  # classes that cannot be imported, by dotted path
@@ -163,23 +160,10 @@ def imported(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _modules(kind: Kind) -> list[str]:
-    package = importlib.import_module(kind.package)
-    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
-
-
-def _defined(module: str, base: type) -> list[type]:
-    """Concrete subclasses of ``base`` that ``module`` defines itself, ``base`` excluded."""
-    members = vars(importlib.import_module(module)).values()
-    own = [m for m in members if isinstance(m, type) and m.__module__ == module]
-    return [c for c in own if issubclass(c, base) and c is not base and not inspect.isabstract(c)]
-
-
 def unknown(what: str, name: object, known: Iterable[str], more: str = "") -> ConfigError:
     """The error for a name that is not among ``known``; it suggests the closest one and lists all."""
     known = list(known)
-    meant = {"alpha": "beta"} if "beta" in known else {}  # other papers' name of a Dirichlet concentration
-    close = difflib.get_close_matches(meant.get(str(name), str(name).lower()), known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
     hint = f"; did you mean '{close[0]}'?" if close else "."
     return ConfigError(f"unknown {what} '{name}'{hint} Known: {', '.join(known) or 'none'}{more}")
 
@@ -229,31 +213,29 @@ def build(spec: ClassSpec, slot: str, **supplied: Any) -> Any:
     given = _without_retired(cls, spec.init_args)
     args = converted(cls, given, slot, handed_over(cls, slot, given) | set(supplied))
     for name in sorted(_required(cls) - set(args) - set(supplied)):
-        network = slot == "method" and "model" not in parameters(cls)
-        hint = "; if it is the network, call it `model`: a run hands it over under this name" if network else ""
-        raise ConfigError(f"{slot} argument '{name}' of {cls.__name__} has no default: give --{slot}.{name}{hint}")
+        raise ConfigError(f"{slot} argument '{name}' of {cls.__name__} has no default: give --{slot}.{name}")
     try:
         return cls(**args, **supplied)
     except BenchError:
         raise
     except Exception as error:
         why = f"{type(error).__name__}: {error} ({place(error)})"
-        model = supplied.get("model")
-        if model is not None and getattr(error, "obj", None) is model:
-            name = type(model).__name__
-            why += f"; the method asks its network for this, so derive {name} from methods.models.backbone.Backbone"
         raise ConfigError(f"the {KINDS[slot].what} {cls.__name__} cannot be made: {why}") from error
 
 
 def resolved(spec: ClassSpec, slot: str) -> tuple[type, dict[str, Any]]:
-    """The class of a spec, and all its arguments but those that a run hands over, as plain data.
+    """The class of a spec, and all its arguments but those that a run hands over, as plain data (paths as strings).
 
     Raises:
         ConfigError: unknown class or argument (with the closest known one), or a value of the wrong type.
     """
     cls = find_class(spec.class_path, KINDS[slot])
     given = _without_retired(cls, spec.init_args)
-    return cls, typed_args(cls, given, slot, handed_over(cls, slot, given))
+    skip = handed_over(cls, slot, given)
+    left_out = skip | _required(cls)
+    args = {name: argument.default for name, argument in parameters(cls).items() if name not in left_out}
+    args |= converted(cls, given, slot, skip)
+    return cls, dict(json.loads(json.dumps(args, default=str)))
 
 
 def _without_retired(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,17 +243,6 @@ def _without_retired(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
     kept = [vars(base).get("retired", {}) for base in cls.__mro__]
     retired = {name for own in kept for name in own if name in given and own[name] == given[name]}
     return {name: value for name, value in given.items() if name in parameters(cls) or name not in retired}
-
-
-def typed_args(cls: type, values: Mapping[str, Any], where: str, skip: Collection[str] = ()) -> dict[str, Any]:
-    """All arguments of a class that have a value, as plain data (tuples as lists, paths as strings).
-
-    The arguments and errors are those of ``converted``.
-    """
-    left_out = {*skip, *_required(cls)}
-    args = {name: argument.default for name, argument in parameters(cls).items() if name not in left_out}
-    given = converted(cls, values, where, skip)
-    return dict(json.loads(json.dumps(args | given, default=str)))
 
 
 def converted(cls: type, values: Mapping[str, Any], where: str, skip: Collection[str] = ()) -> dict[str, Any]:

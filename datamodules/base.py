@@ -5,18 +5,29 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import lightning as L
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.common.devices import finished
 from datamodules.common.errors import BenchError, ConfigError, DataError, message_of
 from datamodules.common.memory import available_bytes
-from datamodules.common.options import Scenario, check_options, check_switches
+from datamodules.common.options import (
+    Deviations,
+    Means,
+    NotNegative,
+    Positive,
+    Probability,
+    Scenario,
+    Seed,
+    check_arguments,
+    check_together,
+)
 from datamodules.common.plugins import place
 from datamodules.io.sources import STORED, Arrays, ArraysError, Images, channel_moments, random_split
 from datamodules.partition import partition as P
@@ -31,6 +42,9 @@ from datamodules.views.checks import check_border, check_grey, check_memory, lay
 
 BLOCK = 1024
 """Images of 32 x 32 pixels whose views are cut at once."""
+
+MOST_NAMED = 12
+"""Classes that ``about`` names."""
 
 
 class FSSLDataModule(L.LightningDataModule):
@@ -66,9 +80,6 @@ class FSSLDataModule(L.LightningDataModule):
         picked: how many clients that rule moves to the front; default: ``labelled_clients``, or 1 if all are labelled.
         labelled_from: keep the labelled client of the partition over this many clients.
         labelled_histogram: class counts that client 0 is forced to.
-        labelled_min_per_class: the labelled clients (the ``picked`` ones, where these are fewer) hold so many images of
-            every class together; a partition in which they do not is drawn again, and the record counts how often
-            (``partition_redraws``).
         label_fraction: labelled share of each client (``all_clients``).
         num_labels: labelled images in total (``server``, ``all_clients``).
         labels_per_class: label the first so many images of every class a client has (``all_clients``).
@@ -109,6 +120,7 @@ class FSSLDataModule(L.LightningDataModule):
         ConfigError: contradictory options.
     """
 
+    retired: ClassVar[Mapping[str, Any]] = {"labelled_min_per_class": None}  # in older records; see ``FedMethod``
     measured: ClassVar[bool] = False
     num_classes: int
     image_size: int = 32
@@ -116,7 +128,7 @@ class FSSLDataModule(L.LightningDataModule):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     feature_dim: int | None = None  # length of the feature vectors in place of images, once they have been read
-    train_size: ClassVar[int] = 50_000  # about how many training images there are; see expected_size
+    train_size: ClassVar[int] = 50_000  # about how many training images there are
     provenance: Mapping[str, Any] = MappingProxyType({})  # what a record says of the data beside digests
 
     # From ``setup`` on:
@@ -143,55 +155,54 @@ class FSSLDataModule(L.LightningDataModule):
         data_dir: str = "data",
         split: Literal["official", "random80"] = "official",
         scenario: Scenario = "partial_clients",
-        num_clients: int = 10,
+        num_clients: Positive = 10,
         labelled_clients: int = 1,
         partition: Literal["dirichlet", "pairs", "iid"] = "dirichlet",
         partition_variant: Literal["per_class", "per_client"] = "per_class",
         labelled_partition: Literal["dirichlet", "pairs", "iid"] | None = None,
         iid_remainder: Literal["drop", "last"] = "drop",
-        iid_permutations: int = 1,
+        iid_permutations: Positive = 1,
         iid_stratified: bool = False,
-        beta: float = 0.8,
-        partition_seed: int | None = 1337,
+        beta: Annotated[float, Field(gt=0, lt=1e300)] = 0.8,
+        partition_seed: Seed | None = 1337,
         partition_stream: str | None = None,
-        split_seed: int | None = None,
-        min_size: int = 10,
-        split_classes: int | None = None,
+        split_seed: Seed | None = None,
+        min_size: NotNegative = 10,
+        split_classes: Positive | None = None,
         shuffle: bool = True,
         labelled_pick: Literal["all_classes_closest", "index0", "random"] = "all_classes_closest",
-        picked: int | None = None,
-        labelled_from: int | None = None,
+        picked: Positive | None = None,
+        labelled_from: Positive | None = None,
         labelled_histogram: list[int] | None = None,
-        labelled_min_per_class: int | None = None,
-        label_fraction: float | None = None,
+        label_fraction: Annotated[float, Field(gt=0, le=1)] | None = None,
         num_labels: int | None = None,
-        labels_per_class: int | None = None,
+        labels_per_class: NotNegative | None = None,
         labelled_repeats: P.Repeats = "none",
         labelled_pool_order: Literal["shuffled", "dataset"] = "shuffled",
         hidden_labels: Literal["hidden", "revealed", "pooled"] = "hidden",
         unlabelled_only: bool = False,
         union_mode: P.Union = "none",
-        validation: int = 0,
-        labelled_holdout: float = 0.0,
-        balanced_holdout: int = 0,
+        validation: NotNegative = 0,
+        labelled_holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+        balanced_holdout: NotNegative = 0,
         partition_file: str | None = None,
         pipeline: str = "zoom_crop_flip",
-        side: int | None = None,
-        zoom: int | None = None,
-        border: int = 0,
+        side: Positive | None = None,
+        zoom: Positive | None = None,
+        border: NotNegative = 0,
         channels: Literal[1, 3] = 3,
-        flip: float = 0.5,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
-        test_mean: list[float] | None = None,
-        test_std: list[float] | None = None,
-        run_seed: int = 1337,
+        flip: Probability = 0.5,
+        mean: Means | None = None,
+        std: Deviations | None = None,
+        test_mean: Means | None = None,
+        test_std: Deviations | None = None,
+        run_seed: Seed = 1337,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        check_switches(type(self), self.hparams)
+        check_arguments(type(self), self.hparams)
+        check_together(self.hparams)
         self.partition_seed = run_seed if partition_seed is None else partition_seed
-        check_options({**self.hparams, "partition_seed": self.partition_seed})
         self.device = torch.device("cpu")
         self.dtype = torch.float32
         self.processes = 1
@@ -248,22 +259,19 @@ class FSSLDataModule(L.LightningDataModule):
         """
         return {}
 
-    def expected_size(self) -> int:
-        """About how many training images there are; a ``DataError`` if the data are not there."""
-        return self.train_size
-
     def about(self) -> str:
         """Classes with their training images, test images, images without a label, and what was not read; in words."""
         self._require_setup()
-        labels = true_labels(self).cpu()
+        labels, lost = true_labels(self).cpu(), []
         counts = torch.bincount(labels[labels != HIDDEN], minlength=self.num_classes).tolist()
         listed = [f"{name} {count}" for name, count in zip(self.class_names, counts, strict=True)]
-        most = 12
-        more = f", ... ({len(listed)} classes)" if len(listed) > most else ""
-        without = "" if self.knows_all else f", {int((labels == HIDDEN).sum())} without a label"
-        first = f"training images: {', '.join(listed[:most])}{more}{without}; {len(self.test_labels)} test images"
-        lost = "unknown, since they need every label: accuracy at clients, and which pseudo-labels are right"
-        return "\n".join((first, *([] if self.knows_all else [lost]), *self.notes))
+        if len(listed) > MOST_NAMED:
+            listed[MOST_NAMED:] = [f"... ({len(listed)} classes)"]
+        if not self.knows_all:
+            listed.append(f"{int((labels == HIDDEN).sum())} without a label")
+            lost = ["unknown, since they need every label: accuracy at clients, and which pseudo-labels are right"]
+        first = f"training images: {', '.join(listed)}; {len(self.test_labels)} test images"
+        return "\n".join((first, *lost, *self.notes))
 
     def prepare_data(self) -> None:
         """Download and cache, once per machine."""
@@ -300,13 +308,12 @@ class FSSLDataModule(L.LightningDataModule):
         name, h = type(self).__name__, self.hparams
         if h.border:
             check_border(arrays, h.border, self.image_size)
-        asked = {option: h[option] for option in ("side", "zoom") if h[option]}
-        check_memory(name, asked, layout_bytes(arrays, self.views), available_bytes(self.device), self.processes)
+        large = "".join(f", data.{option}={h[option]}" for option in ("side", "zoom") if h[option])
+        check_memory(f"{name}{large}", layout_bytes(arrays, self.views), available_bytes(self.device), self.processes)
         if h.channels == 1:
             check_grey(name, arrays)
         self.sha256, self.class_names = arrays.sha256, arrays.class_names
-        for field in STORED:
-            self._store(field, torch.from_numpy(getattr(arrays, field)))
+        self._store({field: torch.from_numpy(getattr(arrays, field)) for field in STORED})
         self.notes, self.knows_all = arrays.notes, bool((arrays.train_labels != HIDDEN).all())
         seed = stream_seed(self.partition_seed, h.partition_stream)
         made = shares(h, arrays.train_labels, seed, arrays.train_clients)
@@ -318,11 +325,12 @@ class FSSLDataModule(L.LightningDataModule):
         self._ready = True
         self._place()
 
-    def _store(self, field: str, tensor: Tensor) -> None:
-        if field == "train_labels":
-            keep_true_labels(self, tensor)
-        else:
-            setattr(self, field, tensor)
+    def _store(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if name == "train_labels":
+                keep_true_labels(self, tensor)
+            else:
+                setattr(self, name, tensor)
 
     def place(self, device: torch.device, dtype: torch.dtype = torch.float32, processes: int = 1) -> None:
         """Move the data to ``device``, where ``processes`` lay them out and cut batches; ``dtype``: that of views."""
@@ -338,20 +346,9 @@ class FSSLDataModule(L.LightningDataModule):
         Args:
             **tensors: ``train_images``, ``train_labels`` (of all images), ``test_images`` or ``test_labels``, with the
                 shape and dtype of those stored.
-
-        Raises:
-            ConfigError: a tensor does not have the shape and dtype of the one it replaces, or ``setup`` has not run.
         """
         self._require_setup()
-        for name, tensor in tensors.items():
-            stored = true_labels(self) if name == "train_labels" else getattr(self, name)
-            if (tensor.shape, tensor.dtype) != (stored.shape, stored.dtype):
-                raise ConfigError(
-                    f"overwrite({name}=...) got {tensor.dtype} {list(tensor.shape)}, but {stored.dtype} "
-                    f"{list(stored.shape)} is stored: give a tensor of the same shape and dtype"
-                )
-        for name, tensor in tensors.items():
-            self._store(name, tensor)
+        self._store(tensors)
         self._place()
 
     def client(self, k: int) -> SiteData:

@@ -1,63 +1,276 @@
 """Your own images: PNG or JPEG files in one folder per class; needs --data.root."""
 
+import hashlib
+import os
+import re
+from collections import Counter
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from datamodules.base import FSSLDataModule
-from datamodules.common.errors import ConfigError
-from datamodules.io import own
+from datamodules.common.errors import DataError
+from datamodules.common.memory import available_bytes
+from datamodules.common.options import Share
+from datamodules.io import sources
+from datamodules.io.own import arrays_of, located
 from datamodules.io.sources import Arrays
+from datamodules.partition.sites import HIDDEN
+from datamodules.views.checks import check_memory
+
+DECODING = 3  # version of what stands in a cache
+SUFFIXES = (".png", ".jpg", ".jpeg")
+
+_PART = re.compile(r"(?:seg[_-])?(train|test)(?:ing)?(?:[_-]?(?:set|data|images))?|unlabell?ed", re.IGNORECASE)
+"""Names of the folders that a folder is split into."""
+_SPLIT = re.compile(
+    r"val|valid|validation|dev|eval|holdout|(?:fold|split|part)[_-]?\d+|(?:val|dev|eval)[_-]?set", re.IGNORECASE
+)
+"""Other names of parts, of which nobody can say what they are for."""
+_MASKS = re.compile(r"images?|imgs?|masks?|labels?|annotations?|segmentations?|ground[_-]?truth", re.IGNORECASE)
 
 
 class Folder(FSSLDataModule):
     """PNG or JPEG files; classes, side, channels, mean and deviation come from the training images.
 
-    Images must have the same size, unless ``side`` is given: then they become squares of this side, less the
-    ``border``. They are decoded once and cached in the data directory as ``folder-<digest>.npz``. Hidden files are
-    ignored, and transparency is dropped.
+    Classes are numbered in the order of their names; images are in the order of their paths, with those in folders
+    inside a class's, also behind links. Names of the parts may be written otherwise (``Training``, ``seg_test``, see
+    ``_PART``). Hidden files and folders (``.name``) are left out, and transparency is dropped.
+
+    Images must have the same size, unless ``side`` is given: then they become squares of this side, less the ``border``
+    (Pillow, bilinear). They are decoded once and cached in the data directory as ``folder-<digest>.npz``, with the
+    digest of all files' paths and bytes and of the options.
 
     Args:
         root: folder with ``train/<class>/`` and ``test/<class>/``, or with ``<class>/`` only, and perhaps with images
-            in ``unlabeled/``, whose class nobody knows; a relative path is looked up in the data directory, then in
-            the current folder.
+            in ``unlabeled/``, whose class nobody knows and which come last; a relative path is looked up in the data
+            directory, then in the current folder.
         test_fraction: share of each class's images that becomes the test set, the same in every run, if there is no
             folder ``test``.
-        clients_in: ``folders``: training images are in ``<client>/<class>/``.
+        clients_in: ``folders``: training images are in ``<client>/<class>/`` and ``<client>/unlabeled/``.
         **base: see ``FSSLDataModule``.
 
     Raises:
-        ConfigError: ``test_fraction`` is not a share, ``border`` leaves nothing of ``side``, or the images do not fit
-            into memory (in ``read`` and ``setup``).
-        DataError: the folder is missing, its classes do not match, or an image cannot be read or has a different size
-            (in ``read`` and ``setup``).
+        ConfigError: ``test_fraction`` is not a share, or the images do not fit into memory (in ``read`` and ``setup``).
+        DataError: the folder is missing, a class is empty or in only one part, folders are no classes, or an image
+            cannot be read or has a different size (in ``read`` and ``setup``).
     """
 
     measured = True
 
     def __init__(
-        self, root: str, test_fraction: float = 0.2, clients_in: Literal["folders"] | None = None, **base: Any
+        self, root: str, test_fraction: Share = 0.2, clients_in: Literal["folders"] | None = None, **base: Any
     ) -> None:
         super().__init__(**base)
-        own.check_share(test_fraction)
-        side, border = self.hparams.side, self.hparams.border
-        if side and side <= 2 * border:
-            raise ConfigError(
-                f"data.side={side} less a data.border={border} on both sides leaves no image; decrease it"
-            )
 
     def digests(self) -> dict[str, str]:
-        """That of all images and their paths."""
-        return own.folder_digest(self._root(), self.hparams.clients_in)
+        """That of the paths and bytes of all images, by the name of the folder."""
+        return self._digests(self._listing())
 
     def read(self) -> Arrays:
-        """See ``own.folder``."""
-        h = self.hparams
-        side = h.side - 2 * h.border if h.side else None
-        return own.folder(self._root(), h.data_dir, side, h.test_fraction, h.clients_in)
-
-    def expected_size(self) -> int:
-        """Images in the folders for training."""
-        return len(own.listing(self._root(), self.hparams.clients_in).train)
+        """The images, from the cache if they have been decoded before."""
+        h, found = self.hparams, self._listing()
+        side, digests = h.side - 2 * h.border if h.side else None, self._digests(found)
+        text = f"{DECODING} {digests} {side} {h.test_fraction} {h.clients_in}"
+        name = f"folder-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        arrays = sources.cached(name, h.data_dir, partial(_decoded, self._root(), found, side, h.test_fraction))
+        return replace(arrays, sha256=digests, notes=found.notes)
 
     def _root(self) -> Path:
-        return own.located(self.hparams.root, self.hparams.data_dir, "root")
+        return located(self.hparams.root, self.hparams.data_dir, "root")
+
+    def _listing(self) -> "Listing":
+        return listing(self._root(), self.hparams.clients_in)
+
+    def _digests(self, found: "Listing") -> dict[str, str]:
+        digest, root = hashlib.sha256(), self._root()
+        for picture in (*found.train, *found.test):
+            try:
+                content = sources.sha256_of(picture.file)
+            except OSError as error:
+                raise DataError(f"{picture.file} cannot be read as an image: {error}. Replace or remove it") from error
+            digest.update(os.fsencode(picture.file.relative_to(root)) + f"\0{content}\n".encode())
+        return {root.resolve().name: digest.hexdigest()}
+
+
+class Picture(NamedTuple):
+    """An image file, its class (``None``: nobody knows it), and its client (empty: no client's)."""
+
+    file: Path
+    label: str | None
+    client: str = ""
+
+
+class Listing(NamedTuple):
+    """The images of a folder: for training, for testing (none if the folder is not split), and what was not read."""
+
+    train: list[Picture]
+    test: list[Picture]
+    notes: tuple[str, ...]
+
+
+def listing(root: Path, clients_in: str | None) -> Listing:
+    """List a folder's images.
+
+    Raises:
+        DataError: see ``Folder``.
+    """
+    if not root.is_dir():
+        raise DataError(
+            f"data.root={root} is not a folder; give one with train/<class>/ and test/<class>/, or <class>/"
+        )
+    parts, skipped = _parts(root)
+    others: Counter[str] = Counter()
+    train = _pictures(parts.get("train", root), clients_in, others)
+    test = _pictures(parts["test"], clients_in, others) if "test" in parts else []
+    if clients_in and not any(picture.client for picture in train):
+        raise DataError(f"{parts.get('train', root)} has no folders of clients: give <client>/<class>/")
+    if "unlabelled" in parts:
+        clients = {picture.client for picture in train}
+        for file in _images(parts["unlabelled"], others):
+            first = file.relative_to(parts["unlabelled"]).parts[0]
+            train.append(Picture(file, None, first if first in clients else ""))
+    train.sort(key=lambda picture: picture.label is None)
+    test = [picture for picture in test if picture.label is not None]
+    if test and (apart := sorted(set(_classes(train)) ^ set(_classes(test)))):
+        raise DataError(f"{root}: train and test need the same classes; only one has {', '.join(map(repr, apart))}")
+    notes = [f"{root}: not read: the folders {', '.join(skipped)}"] if skipped else []
+    if others:
+        kinds = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in others.most_common())
+        notes.append(f"{root}: not read: {kinds}; images are {', '.join(SUFFIXES)}")
+    return Listing(train, test, tuple(notes))
+
+
+def _classes(pictures: list[Picture]) -> tuple[str, ...]:
+    """The classes, in the order of their numbers."""
+    return tuple(sorted({picture.label for picture in pictures if picture.label is not None}))
+
+
+def _folders(place: Path) -> list[Path]:
+    return sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _part(path: Path) -> str | None:
+    """``train``, ``test`` or ``unlabelled``, if the folder is called so in a way that leaves no doubt."""
+    match = _PART.fullmatch(path.name)
+    return None if match is None else (match[1] or "unlabelled").lower()
+
+
+def _parts(root: Path) -> tuple[dict[str, Path], list[str]]:
+    """The folders of the parts that ``root`` is split into, and the names of those that are not read.
+
+    Raises:
+        DataError: it is not clear which folder is to be trained or tested on.
+    """
+    parts: dict[str, Path] = {}
+    for path in _folders(root):
+        if (part := _part(path)) is None:
+            continue
+        if part in parts:
+            raise DataError(f"{root} has two folders for one part, {parts[part].name} and {path.name}; keep one")
+        while [_part(inner) for inner in _folders(path)] == [part]:  # seg_train/seg_train/<class>
+            path = _folders(path)[0]
+        parts[part] = path
+    if "test" in parts and "train" not in parts:
+        raise DataError(f"{root} has test but no train; add train/<class>/, or give <class>/ only")
+    beside = [path.name for path in _folders(root) if _part(path) is None] if "train" in parts else []
+    splits = [name for name in beside if _SPLIT.fullmatch(name)]
+    if splits and "test" not in parts:
+        raise DataError(
+            f"{root} is split into {parts['train'].name} and {', '.join(splits)}; call the one to test on 'test', or "
+            "move it away to test on a share of the training images"
+        )
+    return parts, beside
+
+
+def _pictures(place: Path, clients_in: str | None, others: Counter[str]) -> list[Picture]:
+    """The images of a part by client, class and path; those without a label have the class ``None``."""
+    above = [path for path in _folders(place) if _part(path) != "unlabelled"]
+    if not clients_in or not any(map(_folders, above)):
+        _check_classes(place, above)
+        return [Picture(file, path.name) for path in above for file in _images(path, others)]
+    found: list[Picture] = []
+    for client in above:
+        for path in _folders(client):
+            label = None if _part(path) == "unlabelled" else path.name
+            found += [Picture(file, label, client.name) for file in _images(path, others, least=0)]
+    return found
+
+
+def _check_classes(place: Path, classes: list[Path]) -> None:
+    """Refuse folders that are no classes.
+
+    Raises:
+        DataError: there are fewer than two, or they are splits, images with their masks, or sites above classes.
+    """
+    names = ", ".join(path.name for path in classes[:4])
+    if len(classes) < 2:
+        raise DataError(f"{place} has {len(classes)} class folders; give at least two, one per class")
+    if all(_SPLIT.fullmatch(path.name) or _MASKS.fullmatch(path.name) or _part(path) for path in classes):
+        raise DataError(
+            f"{place}: the folders {names} look like splits, or images and their masks, not classes; call splits train "
+            "and test, and give <class>/"
+        )
+    shared = sorted(set.intersection(*({path.name for path in _folders(one)} for one in classes)))
+    if len(shared) > 1:
+        raise DataError(
+            f"{place}: the folders {names} all have folders {', '.join(shared[:4])}. If those above are clients, and "
+            "these are classes, give --data.clients_in folders; otherwise put the images of a class into its folder, "
+            "and masks elsewhere"
+        )
+
+
+def _images(place: Path, others: Counter[str], least: int = 1) -> list[Path]:
+    """The images below a folder; files of other kinds are counted by their suffix.
+
+    Raises:
+        DataError: there are fewer than ``least``.
+    """
+    files = sources.files_below(place)
+    found = [file for file in files if file.suffix.lower() in SUFFIXES]
+    counts = Counter(file.suffix.lower() for file in files if file.suffix.lower() not in SUFFIXES)
+    if len(found) < least:
+        but = f" but {', '.join(f'{count} {suffix}' for suffix, count in counts.items())}" if counts else ""
+        raise DataError(f"{place} has no images ({', '.join(SUFFIXES)}){but}; add some, or remove the folder")
+    others.update(counts)
+    return found
+
+
+def _decoded(root: Path, found: Listing, side: int | None, test_fraction: float) -> Arrays:
+    parts = [found.train, found.test] if found.test else [found.train]
+    grey, size = True, (side, side) if side else None
+    for picture in (picture for some in parts for picture in some):
+        is_grey, own = _looked_at(picture.file)
+        grey, size = grey and is_grey, size or own
+        if not side and own != size:
+            raise DataError(
+                f"{picture.file} has {own[0]} x {own[1]} pixels, the images before it {size[0]} x {size[1]}; give "
+                "--data.side to resize all to the same size"
+            )
+    assert size is not None
+    width, height, channels = *size, 1 if grey else 3
+    needed = sum(map(len, parts)) * height * width * channels
+    check_memory(f"{root}, data.side={side}" if side else str(root), needed, available_bytes())
+    images = [sources.decoded([picture.file for picture in some], height, width, channels) for some in parts]
+    names = _classes(found.train)
+    number = {name: place for place, name in enumerate(names)} | {None: HIDDEN}
+    labels = [np.array([number[picture.label] for picture in some]) for some in parts]
+    clients = [picture.client for picture in found.train]
+    named = np.array(clients) if any(clients) else None
+    return arrays_of(root, images, labels, names, test_fraction, sha256={}, train_clients=named)
+
+
+def _looked_at(file: Path) -> tuple[bool, tuple[int, int]]:
+    """Whether an image is grey according to its header, and its width and height.
+
+    Raises:
+        DataError: it is not a PNG or JPEG image, or has more than 8 bits per channel.
+    """
+    with sources.opened(file) as image:
+        mode, size, stored = image.mode, image.size, str(image.tile)
+    if ";16" in stored:  # Pillow reads 16-bit colours as 8-bit ones
+        raise DataError(f"{file} has more than 8 bits per channel; convert it to 8 bits")
+    return mode in ("1", "L", "LA"), size

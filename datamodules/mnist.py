@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import DataError
 from datamodules.common.files import read_bytes
+from datamodules.common.options import Probability
 from datamodules.io.sources import Arrays, Content, Folder, load
 
 MD5 = {
@@ -38,7 +39,7 @@ class MNIST(FSSLDataModule):
     std = (0.3081,)
     zoom_size = 36
 
-    def __init__(self, flip: float = 0.0, **base: Any) -> None:
+    def __init__(self, flip: Probability = 0.0, **base: Any) -> None:
         super().__init__(flip=flip, **base)
 
     def read(self) -> Arrays:

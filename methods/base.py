@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from datamodules.base import FSSLDataModule, Scenario, SiteData
 from datamodules.common.errors import ConfigError, RunError
-from datamodules.common.options import check_switches
+from datamodules.common.options import check_arguments
 from datamodules.common.precision import check_precision
 from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
@@ -130,7 +130,7 @@ class FedMethod(L.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["model"])
-        check_switches(type(self), self.hparams)
+        check_arguments(type(self), self.hparams)
         self.model = cast(Backbone, model)
         self._frozen = frozenset(f"model.{name}" for name in frozen(model))
         self.visit = Visit()
@@ -279,6 +279,20 @@ class FedMethod(L.LightningModule):
                 self.trainer.precision_plugin.unscale_gradients(optimizer)
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(parameters, self.hparams.clip_norm)
+
+    def descend(self, optimizer: Any, loss: Tensor) -> Tensor:
+        """With manual optimisation: one step of an optimiser on a loss, with gradients for its own parameters alone.
+
+        Returns:
+            The loss, without its graph.
+        """
+        optimizer.zero_grad()
+        learning = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self.manual_backward(loss, inputs=learning)
+        self.configure_gradient_clipping(optimizer)
+        optimizer.step()
+        torch.clear_autocast_cache()  # its half-precision copies of the parameters are stale now
+        return loss.detach()
 
     def scaled(self, loss: Tensor) -> Tensor:
         """The loss as ``manual_backward`` scales it in ``16-mixed``; in other precisions the loss itself.

@@ -125,14 +125,10 @@ class CBAFed(LabelledShare, LabelledClients):
             raise ConfigError("a client holds labelled and unlabelled images; set data.scenario=partial_clients")
         self.counts.copy_(class_counts(data.labels, len(self.counts)))
         if not len(data.unlabelled):
-            return self.labelled_work(client)
+            return [Pass(self.streams(data))] * (self.hparams.labelled_epochs if self.connects_epochs() else 1)
         self.tally("thresholds", self.thresholds)
         self.tally("tail", self.tail.float())
         return self.unlabelled_work(client)
-
-    def labelled_work(self, client: Site) -> LocalWork:
-        """Train on the labels, after the warm-up for the epochs of the residual connection."""
-        return [Pass(self.streams(client.data))] * (self.hparams.labelled_epochs if self.connects_epochs() else 1)
 
     def unlabelled_work(self, client: Site) -> LocalWork:
         """Train all epochs on one set, labelled once by the received model."""
@@ -183,10 +179,9 @@ class CBAFed(LabelledShare, LabelledClients):
 
     @torch.no_grad()
     def on_train_start(self) -> None:
-        """With ``initial``, store the received model as the first reference of a labelled client."""
+        """Store the received model, with ``initial`` the first reference of Eq. 1."""
         super().on_train_start()
-        if self.connects_epochs():
-            self.previous.load_state_dict(self.model.state_dict())
+        self.previous.load_state_dict(self.model.state_dict())
 
     def on_train_epoch_end(self) -> None:
         """Apply the residual connection of a labelled client (Eq. 1)."""

@@ -58,8 +58,3 @@ class FedAvg(LabelledClients, ServerMomentum):
         """Weigh clients by their numbers of images, or with ``aggregation=uniform`` alike."""
         uniform = self.hparams.aggregation == "uniform"
         return super().weights(uploads) if uniform else [upload.weight for upload in uploads]
-
-    def connect(self, round: int) -> None:
-        """Apply the residual connection over rounds (Eq. 3)."""
-        if self.reference is not None:
-            self.mix(self.reference, round)

@@ -114,9 +114,9 @@ class FedDure(SupervisedFirst, LocalSSL):
         x, y, u_s = batch["labelled"]["x"], batch["labelled"]["y"], batch["unlabelled"]["strong"]
         y_hat = out["weak"].detach().argmax(dim=1)  # Eq. 1
         z = self.creg(u_s)
-        self.step_along(freg, self.look_ahead_loss(self.creg, u_s, z, y_hat, x, y))  # Eqs. 4, 5
+        self.descend(freg, self.look_ahead_loss(self.creg, u_s, z, y_hat, x, y))  # Eqs. 4, 5
         before = self.creg_loss(x, y)
-        self.step_along(creg, self.pseudo_loss(z, y_hat))  # Eq. 2
+        self.descend(creg, self.pseudo_loss(z, y_hat))  # Eq. 2
         d = self.hparams.feedback_weight * (before - self.creg_loss(x, y))  # Eq. 3
         loss = self.local_loss(batch, out)  # Eqs. 6, 7, 9: g_s and g_u
         loss = loss + self.feedback(d, y_hat, out, y)  # Eq. 8
@@ -124,18 +124,9 @@ class FedDure(SupervisedFirst, LocalSSL):
 
     def local_step(self, optimizer: Any, loss: Tensor) -> Tensor:
         """Take the local model's step and log its loss."""
-        self.step_along(optimizer, loss)
-        self.log("loss", loss.detach())
-        return loss.detach()
-
-    def step_along(self, optimizer: Any, loss: Tensor) -> None:
-        """Take one optimiser step on the loss, computing gradients for its parameters only."""
-        optimizer.zero_grad()
-        learning = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        self.manual_backward(loss, inputs=learning)
-        self.configure_gradient_clipping(optimizer)
-        optimizer.step()
-        torch.clear_autocast_cache()  # its half-precision copies of the parameters are stale now
+        taken = self.descend(optimizer, loss)
+        self.log("loss", taken)
+        return taken
 
     def image_weights(self, logits: Tensor) -> Tensor:
         """F-reg's weights ``[N]`` for images with logits ``[N, C]``, which get no gradient."""
@@ -164,12 +155,16 @@ class FedDure(SupervisedFirst, LocalSSL):
         return F.cross_entropy(self.creg(x), y)
 
     def consistency(self, out: Mapping[str, Tensor]) -> Tensor:
-        """Eqs. 6, 7: ``1/N sum_i m_i CE(y_hat_i, f_l(u^s_i))``, with m_i from the updated F-reg."""
+        """Eqs. 6, 7: ``1/N sum_i m_i CE(y_hat_i, f_l(u^s_i))``."""
         losses, certain = self.unsupervised(out)
-        m = self.image_weights(out["strong"]).detach()
+        return self.weighted(certain * losses, self.local_weights(out["strong"]))
+
+    def local_weights(self, logits: Tensor) -> Tensor:
+        """m: the updated F-reg's weights ``[N]`` of the local model's logits, without gradient."""
+        m = self.image_weights(logits).detach()
         self.tally("freg/m", m.mean())
         self.tally("freg/m_squared", m.square().mean())
-        return self.weighted(certain * losses, m)
+        return m
 
     def feedback(self, d: Tensor, y_hat: Tensor, out: Mapping[str, Tensor], y: Tensor) -> Tensor:
         """Eq. 8: the loss whose gradient is g_d; logs d and the norms of g_s and g_d at the logits."""

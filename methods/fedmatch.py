@@ -1,6 +1,6 @@
 """FedMatch: weights split into a supervised and an unsupervised part, and helpers that vote on labels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -8,29 +8,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils import parametrize
 
 from datamodules.base import SiteData
 from methods.base import Batch, LocalWork, Pass, Site, Stream, Upload, Visit
-from methods.parts.additive import (
-    decompose,
-    differs,
-    flat,
-    pairs,
-    psi_names,
-    psi_penalties,
-    sparse,
-    sparse_bytes,
-    unflat,
-)
-from methods.parts.helpers import Helpers
-from methods.parts.server import LabelsAtServer, ServerMomentum, resting_copy
+from methods.parts.server import LabelsAtServer, ServerMomentum
 from methods.parts.tensors import debias, masked_mean, one_hot, wide
 
 PSI_SCALE = 0.2  # what psi is of sigma at first
 LAMBDA_I = LAMBDA_A = 0.01
 
 
-class FedMatch(LabelsAtServer, Helpers, ServerMomentum):
+class FedMatch(LabelsAtServer, ServerMomentum):
     """Inter-client consistency and disjoint learning (Jeong et al., ICLR 2021), labels at the server or at the clients.
 
     Every weight is a sum ``theta = sigma + psi``. Labels train sigma alone, with ``lambda_s CE(y, p(x))``. Unlabelled
@@ -79,6 +68,11 @@ class FedMatch(LabelsAtServer, Helpers, ServerMomentum):
 
     Args:
         model: the network; its weights are decomposed in place.
+        num_classes: number of classes.
+        num_clients: registered clients.
+        image_shape: channels, height and width of the noise image, or the length of a feature vector.
+        helpers: number of helpers H; 0: none.
+        helper_every: rounds between two uses of helpers.
         batches: ``shuffled``; ``full``: one step per epoch on all images; ``in_order``: the stored order, in round(n /
             batch_size) steps, where n is the client's number of labelled images, if any; its unlabelled images are then
             spread over as many steps.
@@ -88,8 +82,21 @@ class FedMatch(LabelsAtServer, Helpers, ServerMomentum):
 
     contract_args = {"lr": 3e-3, "lambda_s": 1.0, "lambda_l2": 0.01, "helper_every": 1}
     retired = {"lambda_i": LAMBDA_I, "lambda_a": LAMBDA_A}
-    scopes = {**ServerMomentum.scopes, **Helpers.scopes}
+    scopes = {
+        **ServerMomentum.scopes,
+        "noise": "local",
+        "helper": "local",
+        "helper_count": "local",
+        "vectors": "server",
+        "seen": "server",
+    }
     views = {"labelled": {"x": "weak"}, "unlabelled": {"x": "test", "strong": "strong"}}
+    noise: Tensor
+    helper_count: Tensor
+    vectors: Tensor
+    """Each client's last answer to the noise image, ``[clients, C]``."""
+    seen: Tensor
+    """Which clients have answered, bool ``[clients]``."""
 
     sums: tuple[type[nn.Module], ...] = (_ConvNd, nn.Linear)
     """Kinds of layers whose weights are sums."""
@@ -97,12 +104,17 @@ class FedMatch(LabelsAtServer, Helpers, ServerMomentum):
     def __init__(
         self,
         model: nn.Module,
+        num_classes: int,
+        num_clients: int,
+        image_shape: Sequence[int],
         threshold: float = 0.75,
         lambda_s: float = 10.0,
         lambda_l1: float = 1e-5,
         lambda_l2: float = 10.0,
         l1_threshold: float = 1e-5,
         delta: float = 1e-5,
+        helpers: int = 2,
+        helper_every: int = 10,
         batches: Literal["shuffled", "full", "in_order"] = "shuffled",
         dpl: bool = False,
         batch_size: int = 32,
@@ -110,17 +122,26 @@ class FedMatch(LabelsAtServer, Helpers, ServerMomentum):
         server_momentum: float = 0.0,
         **base: Any,
     ) -> None:
+        for layer in [one for one in model.modules() if isinstance(one, self.sums)]:
+            sigma = layer.get_parameter("weight")
+            if sigma.requires_grad:
+                psi = self.first_psi(sigma.detach())
+                parametrize.register_parametrization(layer, "weight", Additive(psi, l1_threshold))
         super().__init__(model, batch_size=batch_size, clip_norm=clip_norm, server_momentum=server_momentum, **base)
         self.automatic_optimization = False
         self.require_thresholds("threshold")
-        decompose(self.model, self.sums, self.first_psi, l1_threshold)
-        self.psi_names = psi_names(self.model)
-        self.velocity = resting_copy(self.model)
-        self.make_slots(sum(psi.numel() for _, psi in pairs(self.model)))
+        self.hparams.image_shape = list(image_shape)
+        names = [name for name, _ in model.named_parameters()]
+        self.psi_names = [name for name in names if name.endswith(".parametrizations.weight.0.psi")]
+        size, count = sum(psi.numel() for psi in self.psi().values()), helpers if self.psi_names else 0
+        slots = [nn.Parameter(torch.zeros(size), requires_grad=False) for _ in range(count)]
+        self.helper = nn.ParameterList(slots)
+        self.register_buffer("helper_count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("noise", noise_image(image_shape))
+        self.register_buffer("vectors", torch.zeros(num_clients, num_classes))
+        self.register_buffer("seen", torch.zeros(num_clients, dtype=torch.bool))
         self.held_by_server: dict[str, Tensor] = {}
         self.site: Site | None = None
-
-    # A step of each part.
 
     def first_psi(self, sigma: Tensor) -> Tensor:
         """Return the initial psi for a part sigma, in the same shape."""
@@ -134,6 +155,8 @@ class FedMatch(LabelsAtServer, Helpers, ServerMomentum):
         """Return what labels train, by name: the parts sigma and all parameters that are neither psi nor frozen."""
         return {n: p for n, p in self.model.named_parameters() if n not in self.psi_names and p.requires_grad}
 
+    # A step of each part.
+
     def configure_optimizers(self) -> Any:
         """Return one optimiser for sigma and one for psi."""
         return [self.make_optimizer(part.values()) for part in (self.sigma(), self.psi())]
@@ -144,22 +167,10 @@ class FedMatch(LabelsAtServer, Helpers, ServerMomentum):
         of_sigma, of_psi = optimizers
         total = torch.zeros((), device=self.device)
         if "labelled" in batch:
-            loss = self.labelled_loss(batch["labelled"])
-            self.descend(of_sigma, loss, self.sigma())
-            total = total + loss.detach()
+            total = total + self.descend(of_sigma, self.labelled_loss(batch["labelled"]))
         if "unlabelled" in batch:
-            loss = self.unlabelled_loss(batch["unlabelled"])
-            self.descend(of_psi, loss, self.psi())
-            total = total + loss.detach()
+            total = total + self.descend(of_psi, self.unlabelled_loss(batch["unlabelled"]))
         self.log("loss", total)
-
-    def descend(self, optimizer: Any, loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Take one optimiser step on the loss for these parameters only."""
-        optimizer.zero_grad()
-        self.manual_backward(loss, inputs=list(parameters.values()))
-        self.configure_gradient_clipping(optimizer)
-        optimizer.step()
-        torch.clear_autocast_cache()  # its copies of the parameters are stale now
 
     def labelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
         """Loss of sigma: ``lambda_s CE``."""
@@ -186,7 +197,9 @@ class FedMatch(LabelsAtServer, Helpers, ServerMomentum):
             divergence = masked_mean(helper_divergence(logits, helpers), confident)
             self.log("loss_helpers", divergence.detach())
             loss = loss + LAMBDA_I * divergence
-        size, distance = psi_penalties(pairs(self.model))
+        parts = pairs(self.model)
+        size = torch.stack([psi.abs().sum() for _, psi in parts]).sum()
+        distance = torch.stack([(sigma.detach() - psi).square().sum() for sigma, psi in parts]).sum()
         self.log("psi_distance", distance.detach().sqrt())
         return loss + float(h.lambda_l1) * size + float(h.lambda_l2) * distance
 
@@ -196,22 +209,21 @@ class FedMatch(LabelsAtServer, Helpers, ServerMomentum):
         """Train on the client's images; in a round with helpers, together with the helpers' predictions."""
         self.site, self.held_by_server = client, self.tensors("shared")
         streams, steps = self.streams(client.data), self.steps(client.data)
-        if "unlabelled" in streams and (received := self.received()):
-            predictions = self.helper_predictions(client, received)
-            streams["unlabelled"].fields = {**streams["unlabelled"].fields, "helpers": predictions}
+        if "unlabelled" in streams and self.helper_count:
+            helped = {"helpers": self.helper_predictions(client)}
+            streams["unlabelled"].fields = {**streams["unlabelled"].fields, **helped}
         return [Pass(streams, steps)] * int(self.hparams.local_epochs)
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
         """Return both streams, batched as ``batches`` says."""
-        streams = super().streams(data)
+        streams, steps = super().streams(data), self.steps(data)
         if "unlabelled" in streams:
             streams["unlabelled"].fields = {"index": data.unlabelled}
         for stream in streams.values():
             if self.hparams.batches == "full":
                 stream.batch_size = len(stream)
-            elif self.hparams.batches == "in_order":
+            elif steps:
                 stream.shuffle, stream.cycle = False, True
-        steps = self.steps(data)
         if steps and len(streams) == 2:
             streams["unlabelled"].batch_size = -(-len(data.unlabelled) // steps)
         return streams
@@ -224,10 +236,10 @@ class FedMatch(LabelsAtServer, Helpers, ServerMomentum):
         return max(1, round(images / int(self.hparams.batch_size)))
 
     @torch.no_grad()
-    def helper_predictions(self, client: Site, received: Sequence[Tensor]) -> Tensor:
+    def helper_predictions(self, client: Site) -> Tensor:
         """Predict all unlabelled images with the client's sigma and each helper's psi, ``[n, H, C]``."""
         self.eval()
-        theirs = [unflat(vector, self.psi()) for vector in received]
+        theirs = [unflat(slot, self.psi()) for slot in self.helper[: int(self.helper_count)]]
         made = []
         with self.autocast():
             for x in client.views("test", client.data.unlabelled):
@@ -237,7 +249,7 @@ class FedMatch(LabelsAtServer, Helpers, ServerMomentum):
 
     @torch.no_grad()
     def make_upload(self, client: Site) -> Upload | None:
-        """Return the changed entries, and the answer of the model that they make."""
+        """Return the changed entries, and how the model that they make answers to the noise image."""
         upload = super().make_upload(client)
         if upload is None:
             return None
@@ -249,18 +261,46 @@ class FedMatch(LabelsAtServer, Helpers, ServerMomentum):
             upload.tensors[name] = torch.where(sent[name], value, held)
         upload.bytes = sparse_bytes(sent, upload.tensors)
         self.load_tensors({name: upload.tensors[name] for name in weights})
-        upload.stats["outputs"] = self.answer()
+        self.eval()
+        with self.autocast():
+            upload.stats["outputs"] = self.predict(self.noise)[0]
         return upload
 
     def compared(self, name: str, value: Tensor) -> Tensor:
         """Return a tensor's entries as they are compared: those of psi up to ``l1_threshold`` are 0."""
-        return sparse(value, self.hparams.l1_threshold) if name.removeprefix("model.") in self.psi_names else value
+        is_psi = name.removeprefix("model.") in self.psi_names
+        return F.hardshrink(value, self.hparams.l1_threshold) if is_psi else value
 
     # The server.
 
-    def offered(self, upload: Upload) -> Tensor:
-        """Return all entries of a client's psi."""
+    def aggregate(self, uploads: Sequence[Upload]) -> None:
+        """Aggregate, and store the clients' answers."""
+        super().aggregate(uploads)
+        for upload in uploads:
+            self.vectors[upload.visit.client] = upload.stats["outputs"]
+            self.seen[upload.visit.client] = True
+
+    def remember(self, uploads: Sequence[Upload]) -> dict[int, dict[str, Tensor]]:
+        """Keep every client's psi, for the clients it will help."""
+        if not len(self.helper):
+            return {}
+        return {upload.visit.client: {"psi": self.flat_psi(upload)} for upload in uploads}
+
+    def flat_psi(self, upload: Upload) -> Tensor:
+        """Return all entries of a client's psi as one vector."""
         return flat(upload.tensors[f"model.{name}"] for name in self.psi_names)
+
+    def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
+        """Send the shared tensors, and in a round with helpers their last psi to clients that took part before."""
+        sent = super().broadcast(server, visit)
+        if not len(self.helper) or (visit.round + 1) % self.hparams.helper_every:
+            return sent
+        chosen = nearest(server["vectors"], server["seen"], visit.client, len(self.helper))
+        for slot, helper in enumerate(chosen):
+            sent[f"helper.{slot}"] = self.memory[helper]["psi"]
+        if chosen:
+            sent["helper_count"] = torch.tensor(len(chosen), device=self.device)
+        return sent
 
     def sent_bytes(self, sent: Mapping[str, Tensor], visit: Visit) -> int:
         """Count only the entries of a helper's psi above ``l1_threshold``."""
@@ -273,6 +313,29 @@ class FedMatch(LabelsAtServer, Helpers, ServerMomentum):
         stream = super().server_stream(data)
         stream.shuffle = self.hparams.batches != "in_order"
         return stream
+
+
+class Additive(nn.Module):
+    """``sigma + psi``; in evaluation mode, entries of psi with magnitude up to ``cut`` count as 0.
+
+    Args:
+        psi: the second part, in the shape of the first.
+        cut: see above; training uses psi as it is.
+    """
+
+    def __init__(self, psi: Tensor, cut: float) -> None:
+        super().__init__()
+        self.psi, self.cut = nn.Parameter(psi), cut
+
+    def forward(self, sigma: Tensor) -> Tensor:
+        """Return the weight that the layer uses."""
+        return sigma + (self.psi if self.training else F.hardshrink(self.psi, self.cut))
+
+
+def pairs(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Return sigma and psi of every decomposed weight, in module order."""
+    found = [module for module in model.modules() if isinstance(module, parametrize.ParametrizationList)]
+    return [(one.get_parameter("original"), one[0].get_parameter("psi")) for one in found]
 
 
 def agreed_labels(own: Tensor, helpers: Tensor | None) -> Tensor:
@@ -294,6 +357,66 @@ def helper_divergence(logits: Tensor, helpers: Tensor) -> Tensor:
         logits: the model's.
         helpers: the helpers' probabilities p_j ``[B, H, C]``.
     """
-    target, logs = helpers.detach(), logits.log_softmax(dim=1)[:, None]
-    divergences: Tensor = (torch.special.xlogy(target, target) - target * logs).sum(dim=2)
-    return divergences.mean(dim=1)
+    logs = logits.log_softmax(dim=1)[:, None].expand_as(helpers)
+    return F.kl_div(logs, helpers, reduction="none").sum(dim=2).mean(dim=1)
+
+
+def noise_image(shape: Sequence[int]) -> Tensor:
+    """Return the noise image ``[1, *shape]`` used to compare models; always the same.
+
+    Normal with mean and deviation 125, truncated at two deviations, clipped to [0, 255], divided by 255 (released
+    code).
+    """
+    noise = torch.empty(1, *shape)
+    generator = torch.Generator().manual_seed(0)
+    nn.init.trunc_normal_(noise, mean=125.0, std=125.0, a=-125.0, b=375.0, generator=generator)
+    return noise.clamp_(0.0, 255.0) / 255.0
+
+
+def nearest(vectors: Tensor, seen: Tensor, client: int, count: int) -> list[int]:
+    """Return the ``count`` nearest clients by Euclidean distance of their vectors, nearest first.
+
+    Args:
+        vectors: ``[clients, C]``.
+        seen: which rows hold a vector, bool ``[clients]``.
+        client: the client whose neighbours are sought; not in the result, which is empty if it has no vector.
+        count: how many; fewer if fewer are known. In a tie the lower id comes first.
+    """
+    known = seen.tolist()
+    if not known[client]:
+        return []
+    distances = torch.linalg.vector_norm(vectors.double() - vectors[client].double(), dim=1).tolist()
+    others = [k for k, is_known in enumerate(known) if is_known and k != client]
+    return sorted(others, key=lambda k: (distances[k], k))[:count]
+
+
+def differs(new: Tensor, old: Tensor, delta: float) -> Tensor:
+    """Mark entries that are more than ``delta`` apart, or not a number, as bool in their shape."""
+    return ~((new - old).abs() <= delta)
+
+
+def sparse_bytes(sent: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> int:
+    """Bytes of sparse updates: the sent values plus one bit per entry as a mask, or all values if that is smaller.
+
+    A tensor of which nothing is sent costs nothing.
+
+    Args:
+        sent: by name, a bool mask of the entries that are sent.
+        values: the tensors, by the same names or more.
+    """
+    total = 0
+    for name, mask in sent.items():
+        count, size = int(mask.count_nonzero()), values[name].element_size()
+        total += min(count * size + -(-mask.numel() // 8), mask.numel() * size) if count else 0
+    return total
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """Flatten tensors to one vector, tensor by tensor in row-major order."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def unflat(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Invert ``flat``: views of the vector with the names and shapes of ``like``."""
+    parts = torch.split(vector, [tensor.numel() for tensor in like.values()])
+    return {name: part.view(tensor.shape) for (name, tensor), part in zip(like.items(), parts, strict=True)}

@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from methods.base import Batch, Site, Stream, Upload
 from methods.fixmatch import FixMatch
-from methods.parts.tensors import divergence, set_gradient, wide
+from methods.parts.tensors import divergence, masked_mean, set_gradient, wide
 
 Tensors = Mapping[str, Tensor]
 ETA = 0.01
@@ -121,15 +121,13 @@ class FL2(FixMatch):
         logits = wide(self(x))
         losses = F.cross_entropy(logits, y, reduction="none")
 
-        loss_p = (losses * high).sum() / high.sum().clamp_min(1)  # Eq. 11
+        loss_p = masked_mean(losses, high)  # Eq. 11
         w_star = self.perturbed(w, gradients(self.scaled(loss_p), w, retain_graph=True), h.rho)  # Eq. 12
-        loss = h.lambda_u * self.adaptive_loss(losses, high) + self.labelled_loss(batch)
+        loss = h.lambda_u * self.adaptive_loss(losses, samples) + self.labelled_loss(batch)
         logits_star = wide(functional_call(self.model, w_star, (x,)))
-        loss_cs = self.consistency(samples, logits.detach(), logits_star)  # Eq. 13
-
-        slopes, slopes_star = gradients(self.scaled(loss), w), gradients(self.scaled(h.w_cs * loss_cs), w_star)
-        for name in slopes:
-            set_gradient(w[name], slopes[name] + slopes_star[name])  # Eq. 14
+        loss_cs = self.consistency(samples, logits, logits_star)  # Eq. 13
+        for name, slope in self.slopes(loss, h.w_cs * loss_cs, w, w_star).items():  # Eq. 14
+            set_gradient(w[name], slope)
         self.log("loss_cs", loss_cs.detach())
         value: Tensor = loss.detach() + h.w_cs * loss_cs.detach()
         return value
@@ -138,8 +136,13 @@ class FL2(FixMatch):
         """Return ``W* = W + eps`` as new leaf tensors, with eps along the gradient."""
         return moved(weights, asam(weights, slopes, rho))
 
-    def adaptive_loss(self, losses: Tensor, high: Tensor) -> Tensor:
-        """L_a, from the ``losses [B]`` of the selected samples."""
+    def slopes(self, loss: Tensor, loss_cs: Tensor, w: Tensors, w_star: Tensors) -> dict[str, Tensor]:
+        """Gradient of ``loss`` at W plus that of ``loss_cs`` at W*."""
+        at_w, at_star = gradients(self.scaled(loss), w), gradients(self.scaled(loss_cs), w_star)
+        return {name: slope + at_star[name] for name, slope in at_w.items()}
+
+    def adaptive_loss(self, losses: Tensor, samples: Tensors) -> Tensor:
+        """L_a, from the ``losses [B]`` of the samples."""
         return losses.mean()
 
     def labelled_loss(self, batch: Batch) -> Tensor | float:
@@ -148,9 +151,9 @@ class FL2(FixMatch):
             return 0.0
         return F.cross_entropy(wide(self(batch["labelled"]["x"])), batch["labelled"]["y"])
 
-    def consistency(self, samples: Tensors, target: Tensor, logits: Tensor) -> Tensor:
+    def consistency(self, samples: Tensors, logits: Tensor, logits_star: Tensor) -> Tensor:
         """L_cs: KL(prediction at W || prediction at W*) of the highly confident samples, over the batch size."""
-        return (divergence(target, logits) * samples["high"]).mean()
+        return (divergence(logits.detach(), logits_star) * samples["high"]).mean()
 
     def make_upload(self, client: Site) -> Upload | None:
         """Return the model and, for LSAA, the client's mean confidence."""

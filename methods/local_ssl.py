@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -26,8 +25,8 @@ class LocalSSL(FedMethod):
             + prox_mu / 2 ||theta - theta_global||^2
         lambda_k = unsup_weight * min(1, (k+1) / unsup_ramp)
 
-    The target is the weak view's class (``FixMatch``), or its probabilities at ``temperature`` (``UDA``). The last term
-    is FedProx's (MLSys 2020), over the parameters.
+    The target is the weak view's class (FixMatch, Sohn et al., NeurIPS 2020), or its probabilities at ``temperature``
+    (UDA, Xie et al., NeurIPS 2020). The last term is FedProx's (MLSys 2020), over the parameters.
 
     The defaults are FedAvg+FixMatch. The paper's other rows are rows of its suite: UDA has soft targets, weight 8 and a
     ramp of 20 steps; FedAvg* has ``unsup_weight=0``; SL is FedAvg* on data with ``hidden_labels=revealed``, which adds
@@ -48,7 +47,9 @@ class LocalSSL(FedMethod):
     | aggregation | sizes | n_s + n_u, the whole state | as released |
 
     Args:
-        unsup_targets: ``hard``: ``FixMatch``; ``soft``: ``UDA``.
+        unsup_targets: ``hard``: FixMatch; ``soft``: UDA.
+        threshold: probability of its class from which on a weak view is certain.
+        temperature: of the soft targets; certainty does not depend on it.
         unsup_weight: weight of the unlabelled images after the ramp.
         unsup_ramp: steps of a visit over which the weight rises; 0: none.
         unlabelled_bs: unlabelled images per step; default: from the client's numbers of images (``unlabelled_batch``).
@@ -93,7 +94,6 @@ class LocalSSL(FedMethod):
         )
         self.require("from 1, or null", steps_per_visit=steps_per_visit is None or steps_per_visit >= 1)
         self.require_thresholds("threshold")
-        self.objective = UDA(threshold, temperature) if unsup_targets == "soft" else FixMatch(threshold)
         self.anchor = copy.deepcopy(model).requires_grad_(False) if prox_mu else None
         self.joint_steps = 0
 
@@ -178,45 +178,13 @@ class LocalSSL(FedMethod):
 
     def unsupervised(self, out: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return each unlabelled image's loss, and 1 where the weak view is certain, else 0; ``[N]`` each."""
-        losses, certain = self.objective(out["weak"].detach(), out["strong"])
+        h, weak = self.hparams, out["weak"].detach()
+        confidence, classes = weak.softmax(dim=1).max(dim=1)
+        targets = classes if h.unsup_targets == "hard" else (weak / h.temperature).softmax(dim=1)  # FixMatch, UDA
+        losses = F.cross_entropy(out["strong"], targets, reduction="none")
+        certain = (confidence >= h.threshold).to(weak.dtype)
         self.tally("pseudo/certain", certain.mean())
         return losses, certain
-
-
-@dataclass(frozen=True)
-class FixMatch:
-    """FixMatch's objective (Sohn et al., NeurIPS 2020): the strong view learns the class of the weak view.
-
-    Args:
-        threshold: probability of its class from which on a weak view is certain.
-    """
-
-    threshold: float
-
-    def __call__(self, weak: Tensor, strong: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each image's loss, and 1 where the weak view is certain, else 0, from logits ``[N, C]`` each."""
-        confidence, classes = weak.softmax(dim=1).max(dim=1)
-        losses = F.cross_entropy(strong, self.targets(weak, classes), reduction="none")
-        return losses, (confidence >= self.threshold).to(weak.dtype)
-
-    def targets(self, weak: Tensor, classes: Tensor) -> Tensor:
-        """Return the targets: the weak views' classes ``[N]``."""
-        return classes
-
-
-@dataclass(frozen=True)
-class UDA(FixMatch):
-    """UDA's objective (Xie et al., NeurIPS 2020): the strong view learns the weak view's probabilities.
-
-    Args:
-        temperature: of the targets; certainty does not depend on it.
-    """
-
-    temperature: float
-
-    def targets(self, weak: Tensor, classes: Tensor) -> Tensor:
-        """Return the sharpened probabilities ``[N, C]``."""
-        return (weak / self.temperature).softmax(dim=1)
 
 
 def unlabelled_batch(labelled: int, unlabelled: int, batch_size: int, few: tuple[int, int], cap: int | None) -> int:

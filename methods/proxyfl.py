@@ -93,11 +93,7 @@ class ProxyFL(JointSteps):
 
     def configure_optimizers(self) -> Any:
         """Return one optimiser for the network and the heads."""
-        optimizer = super().configure_optimizers()
-        heads = [head for head in (self.feat_proj, self.proxy_proj) if head is not None]
-        if heads:
-            optimizer.add_param_group({"params": [p for head in heads for p in head.parameters()]})
-        return optimizer
+        return self.make_optimizer([p for p in self.parameters() if p.requires_grad])
 
     # At a client.
 
@@ -215,8 +211,9 @@ class ProxyFL(JointSteps):
         return tuned_proxies(rows, proxies, orders, self.hparams.gpt_lr, self.margin(proxies))
 
     def margin(self, proxies: Tensor) -> float:
-        """See ``widest_gap``."""
-        return widest_gap(proxies)
+        """Return the largest distance of a proxy ``[C, d]`` to its nearest one, at most 100."""
+        gaps = distances(proxies, proxies).fill_diagonal_(torch.inf)
+        return min(float(gaps.amin(dim=1).max()), FARTHEST)
 
 
 def classifier(model: Backbone) -> nn.Linear:
@@ -273,12 +270,6 @@ def icpl(z: Tensor, w: Tensor, weights: Tensor, sets: Tensor, least: float = LEA
     return torch.cat([positive[:, None], negatives], dim=1).logsumexp(dim=1) - positive
 
 
-def widest_gap(proxies: Tensor) -> float:
-    """Return the margin: the largest distance of a proxy ``[C, d]`` to its nearest one, at most 100."""
-    gaps = distances(proxies, proxies).fill_diagonal_(torch.inf)
-    return min(float(gaps.amin(dim=1).max()), FARTHEST)
-
-
 def tuned_proxies(rows: Tensor, proxies: Tensor, orders: Iterable[Tensor], lr: float, margin: float) -> Tensor:
     """GPT: SGD on the cross-entropy of negative distances, with the margin added to the own class's distance.
 
@@ -287,7 +278,7 @@ def tuned_proxies(rows: Tensor, proxies: Tensor, orders: Iterable[Tensor], lr: f
         proxies: initial proxies, ``[C, d]``.
         orders: the order of the ``M C`` rows for every pass, counted client by client; four rows per step.
         lr: learning rate.
-        margin: see ``widest_gap``.
+        margin: added to the distance of the own class.
     """
     clients, classes = rows.shape[:2]
     rows, labels = rows.flatten(0, 1), torch.arange(classes).repeat(clients)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
 from methods.base import Upload
-from methods.parts.aggregation import State, read_mode, share_weights, weighted_mean
+from methods.parts.aggregation import State, weighted_mean
+from methods.parts.labelled_clients import read_mode, share_weights
 from methods.parts.mean_teacher import SharpenedTeacher
 
 

@@ -187,7 +187,7 @@ def test_the_search_finds_a_method(page: Any, site: Path) -> None:
 
 def test_a_click_sorts_a_table(page: Any, site: Path) -> None:
     """By number, the largest first, then the smallest; rows without one stay at the end."""
-    page.goto((site / "results/tables/text-board-leaderboard.html").as_uri())
+    page.goto((site / "results/tables/news-board-leaderboard.html").as_uri())
     table = page.locator(".table-wrapper table").first
     head = table.locator("th").filter(has_text="Δ to FedAvg")
     column = head.evaluate("head => head.cellIndex")

@@ -13,7 +13,6 @@ from typing import Any
 from benchmark.board.tune import is_done
 from benchmark.config import Run, Runtime, apply, from_dict
 from benchmark.launch import pool
-from benchmark.launch.progress import Display
 from benchmark.report.frame import rounds_of
 from benchmark.report.statistics import late_rise
 from benchmark.runs.environment import hardware
@@ -108,8 +107,7 @@ def admit(suite: Suite, scale: str, runtime: Runtime, jobs: int) -> dict[str, An
     every = {run.id: run for one in asked for runs in one.runs.values() for run in runs}
     missing = [run for run in every.values() if not is_done(run)]
     if missing:
-        _, gpus = pool.default_jobs(runtime)
-        pool.run_all(missing, jobs, gpus, Display(len(missing)))
+        pool.run_all(missing, jobs)
     without = [run for run in missing if state(run.folder) != "complete"]
     if without:
         named = ", ".join(f"{run.cells[0]}, seed {run.config.seed} ({run.folder})" for run in without[:3])

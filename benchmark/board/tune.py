@@ -13,7 +13,6 @@ from typing import Any
 
 from benchmark.config import Run, Runtime, apply, from_dict
 from benchmark.launch import pool
-from benchmark.launch.progress import Display
 from benchmark.launch.recorder import is_complete
 from benchmark.runs.code_identity import by_other_code, revision
 from benchmark.runs.records import READING, code_versions, read_record
@@ -163,8 +162,7 @@ def _run(
     missing = [(one, run) for one in planned for run in one.runs if score_of(run, kept[one.row.full_name]) is None]
     runs = {run.id: run for _, run in missing if not is_done(run)}
     if runs:
-        _, gpus = pool.default_jobs(planned[0].runs[0].config.runtime)
-        pool.run_all(list(runs.values()), jobs, gpus, Display(len(runs)))
+        pool.run_all(list(runs.values()), jobs)
     found = [(one, run, entry) for one, run in missing if (entry := _entry(one, run))]
     for one, run, entry in found:
         kept[one.row.full_name][run.id] = entry

@@ -2,7 +2,7 @@
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import add_jobs_arguments, add_suite_arguments, jobs_and_gpus, runtime_of
+from benchmark.commands.common import add_jobs_arguments, add_suite_arguments, jobs_of, runtime_of
 from benchmark.suites.suite import load
 
 ABOUT = "Test whether the settings of a leaderboard can be ranked, using only bounds and central rows."
@@ -20,7 +20,7 @@ def run(options: Namespace) -> int:
 
     runtime = runtime_of(options)
     suite = load(options.paper)
-    jobs, _ = jobs_and_gpus(options, runtime)
+    jobs = jobs_of(options, runtime)
     for name, made in admit.admit(suite, options.scale, runtime, jobs).items():
         rises = ", ".join(f"{label} {rise:+.1f}" for label, rise in made["rise"].items() if rise is not None)
         print(

@@ -1,6 +1,7 @@
 """What several commands share: options, lists of words and numbers, and checks."""
 
 import inspect
+import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -10,11 +11,12 @@ from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.config import Run, Runtime
 from benchmark.registry import KINDS, find_class, path_of
+from benchmark.runs.console import printable
 from benchmark.runs.records import Record
 from datamodules.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from benchmark.suites.plan import Row
+    from benchmark.suites.plan import Plan, Row
     from benchmark.suites.suite import Suite
 
 MAPPINGS = ("model_args", "roster")
@@ -58,14 +60,14 @@ def runtime_of(options: Namespace) -> Runtime:
     return Runtime(**{field.name: options[field.name] for field in fields(Runtime) if field.name in options})
 
 
-def jobs_and_gpus(options: Namespace, runtime: Runtime) -> tuple[int, int]:
-    """How many runs to make at once, by ``--jobs``, and how many GPUs they share."""
-    if options.jobs != "auto" and options.jobs < 1:
-        raise ConfigError(f"--jobs is {options.jobs}; it must be at least 1")
-    from benchmark.launch import pool
+def jobs_of(options: Namespace, runtime: Runtime) -> int:
+    """How many runs to make at once, by ``--jobs``."""
+    from benchmark.launch.placement import default_jobs
 
-    jobs, gpus = pool.default_jobs(runtime)
-    return (jobs if options.jobs == "auto" else options.jobs), gpus
+    jobs = default_jobs(runtime) if options.jobs == "auto" else int(options.jobs)
+    if jobs < 1:
+        raise ConfigError(f"--jobs is {jobs}; it must be at least 1")
+    return jobs
 
 
 def discard(folders: Iterable[Path]) -> None:
@@ -118,24 +120,24 @@ def check_startable(runs: Iterable[Run]) -> None:
         check(run)
 
 
-def made_by_other_code(complete: Iterable[tuple[Run, Record]]) -> list[str]:
-    """Notes about methods whose code has changed since some of these runs were made."""
+def tell_other_code(plan: "Plan", runs: Iterable[Run]) -> None:
+    """Print notes about methods whose code has changed since some of these runs were made."""
     from benchmark.runs.code_identity import by_other_code, revision
     from benchmark.runs.records import revisions
 
     changed: dict[str, list[tuple[Run, Record]]] = {}
-    for run, record in complete:
-        if by_other_code(run, record):
+    for run in runs:
+        record = plan.found[run.id].record
+        if record and by_other_code(run, record):
             changed.setdefault(run.config.method.name, []).append((run, record))
-    notes = []
-    for name, runs in changed.items():
-        earlier = " and ".join(sorted({made for _, record in runs for made in revisions(record)}))
-        now = " and ".join(sorted({revision(run) for run, _ in runs}))
-        notes.append(
-            f"note: {len(runs)} complete {'runs were' if len(runs) > 1 else 'run was'} made by other code of {name} "
+    for name, found in changed.items():
+        earlier = " and ".join(sorted({made for _, record in found for made in revisions(record)}))
+        now = " and ".join(sorted({revision(run) for run, _ in found}))
+        note = (
+            f"note: {len(found)} complete {'runs were' if len(found) > 1 else 'run was'} made by other code of {name} "
             f"than is there now ({earlier}; now {now}); `table --overwrite` with --methods or --only runs them again"
         )
-    return notes
+        print(printable(note), file=sys.stderr)
 
 
 def numbers(text: str | None, option: str) -> list[int]:

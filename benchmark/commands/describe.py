@@ -13,7 +13,7 @@ ABOUT = (
     "Print how a data set is split over clients. Options of the data set are given with a dot: --data.beta 0.8. "
     "`--data.help NAME` lists them."
 )
-DRAWN = ("partition", "partition_variant", "beta", "labelled_partition", "labelled_min_per_class", "partition_stream")
+DRAWN = ("partition", "partition_variant", "beta", "labelled_partition", "partition_stream")
 """Options of a data set that say how it is split, unless its clients are given."""
 FEW = 12  # classes that have a column of their own
 

@@ -1,6 +1,5 @@
 """``enter``: a method's own row in a setting of a leaderboard, from tuning to its place."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from benchmark.commands.common import (
     add_suite_arguments,
     discard,
     forget_trials,
-    jobs_and_gpus,
-    made_by_other_code,
+    jobs_of,
     numbers,
     runtime_of,
+    tell_other_code,
 )
 from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import ConfigError, RunError
@@ -45,16 +44,15 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     """Run the command; returns its exit code."""
     if others := [name for name in dotted if not name.startswith("method.")]:
         raise ConfigError(f"enter takes no --{others[0]}: all rows of a setting share it")
-    from benchmark.board.enter import beside_best, enter
+    from benchmark.board.enter import enter
     from benchmark.board.tune import is_done, tune
-    from benchmark.launch import pool
-    from benchmark.launch.progress import Display
+    from benchmark.launch.pool import run_all
     from benchmark.report import leaderboard
     from benchmark.report.settings import settings
 
     runtime = runtime_of(options)
     suite, own = enter(options.paper, options.table, options.method, dotted, options.scale, runtime)
-    jobs, gpus = jobs_and_gpus(options, runtime)
+    jobs = jobs_of(options, runtime)
     seeds = numbers(options.seeds, "--seeds")
 
     def folders(suite: Suite) -> list[Path]:
@@ -72,22 +70,15 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     of_method = {name for row in own for name in plan.of_row[row.full_name].values()}
     if options.overwrite:
         discard(folders(suite))  # an earlier choice may have been the new one
-    for note in made_by_other_code((one, record) for one in wanted if (record := plan.found[one.id].record)):
-        print(note, file=sys.stderr)
+    tell_other_code(plan, wanted)
     missing = [
         one for one in wanted if plan.found[one.id].state != "complete" or (one.id in of_method and not is_done(one))
     ]
-    outcomes = pool.run_all(missing, jobs, gpus, Display(len(missing))) if missing else []
+    outcomes = run_all(missing, jobs) if missing else []
     plan.look_again()
     for setting in settings(suite, plan):
         if setting.table.number == options.table:
-            method = own[0].method
-            told = [
-                leaderboard.standing(setting, method),
-                beside_best(setting, method),
-                leaderboard.comparison(setting, brief=True),
-            ]
-            print("\n" + "\n\n".join(filter(None, told)))
+            print(f"\n{leaderboard.standing(setting, own[0].method)}")
     print(f"\nthe row is described by {suite.file}, what was tried by {suite.tuned.path(options.scale)}")
     if bad := [one for one in outcomes if one.status != "complete"]:
         raise RunError(f"{len(bad)} runs have no result, first {bad[0].run.cells[0]}: {bad[0].message}")

@@ -1,7 +1,6 @@
 """``fit``: one run, or one for each of several seeds and of several values of options."""
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from itertools import product
@@ -18,7 +17,6 @@ from benchmark.commands.common import (
     asked_help,
     discard,
     numbers,
-    same_command,
 )
 from benchmark.config import (
     ROSTER,
@@ -32,10 +30,9 @@ from benchmark.config import (
     identity,
     with_pipeline,
 )
-from benchmark.launch.signals import STOPPED, check_stopped
-from benchmark.registry import KINDS, converted, find_class, handed_over, imported, one_line
+from benchmark.registry import KINDS, converted, find_class, handed_over, imported
 from benchmark.suites.suite import load
-from datamodules.common.errors import ConfigError, Stopped, message_of
+from datamodules.common.errors import ConfigError
 from datamodules.common.yaml import read_yaml
 
 ABOUT = f"Run one configuration, or finish it. {DOTTED} Several values, --method.lr 0.01,0.03, are run one by one."
@@ -83,17 +80,14 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     values, row = _start(given, dotted)
     points = grid(values, dotted)
     made = [(point, _described(apply(values, point), row, point)) for point in points]
-    named = [
-        (point, first.replace(seed=seed))
+    by_point = [
+        (point, [first.replace(seed=seed) for seed in dict.fromkeys(seeds or [first.config.seed])])
         for point, first in made
-        for seed in dict.fromkeys(seeds or [first.config.seed])
     ]
-    runs = [run for _, run in named]
+    runs = [run for _, some in by_point for run in some]
     if export and (dry or len(runs) > 1 or Path(export).is_dir()):
         count = 0 if dry else len(runs)
         raise ConfigError(f"--export {export}: it takes the name of a file, and one run; this command makes {count}")
-
-    from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     if dry:
         from benchmark.commands.dry_run import show
@@ -102,22 +96,15 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         show(runs, {run.id: "missing" if overwrite else state(run.folder) for run in runs}, jobs=1)
         return 0
     if len(points) > 1 or overwrite:
-        from benchmark.federation.assembly import check_values
         from benchmark.launch.run import check
 
         for _, one in made:  # so that a value out of range is refused before the first run, and before it is deleted
-            (check if overwrite else check_values)(one)
+            check(one)
     if overwrite:
         discard(run.folder for run in runs)
-    tell = rank_zero_only(print)
-    code = _carried_out(named, tell, same_command(bool(overwrite)))
-    if export and code == 0 and getattr(rank_zero_only, "rank", 0) == 0:
-        from benchmark.runs.exported import export as write_model
-
-        write_model(runs[0], Path(export))
-        tell(f"wrote {export}")
-    if len(points) > 1 and code not in (STOPPED, 130):
-        tell(f"\n{compared(named)}")
+    code = _several(runs) if len(runs) > 1 else _one(runs[0], export)
+    if len(points) > 1:
+        print(f"\n{compared(by_point)}")
     return code
 
 
@@ -161,7 +148,7 @@ def _takes(values: Mapping[str, Any], option: str, text: str) -> bool:
     return True
 
 
-def compared(named: Sequence[tuple[Point, Run]]) -> str:
+def compared(by_point: Sequence[tuple[Point, Sequence[Run]]]) -> str:
     """A table of the points of a grid: mean accuracy of the complete runs, by the reading of ``report``."""
     from tabulate import tabulate
 
@@ -169,24 +156,20 @@ def compared(named: Sequence[tuple[Point, Run]]) -> str:
     from benchmark.runs.records import READING
     from benchmark.runs.states import look
 
-    points: dict[tuple[str, ...], list[float]] = {}
-    for point, run in named:
-        scores = points.setdefault(tuple(point.values()), [])
-        state, record = look(run.folder)
-        if state == "complete" and record:
-            scores.append(record[READING[run.config.report]]["acc"])
-    body = []
-    for values, scores in points.items():
+    first, (run, *_) = by_point[0]
+    report, body = run.config.report, []
+    for point, runs in by_point:
+        scores = [record[READING[report]]["acc"] for run in runs if (record := look(run.folder).record)]
         half = interval(scores)
         told = f"{fmean(scores):.2f}{'' if half is None else f' ± {half:.2f}'}" if scores else "no result"
-        body.append([*values, told, str(len(scores))])
-    heads = [*named[0][0], f"acc ({named[0][1].config.report})", "seeds"]
+        body.append([*point.values(), told, str(len(scores))])
+    heads = [*first, f"acc ({report})", "seeds"]
     return str(tabulate(body, heads, tablefmt="simple", disable_numparse=True))
 
 
-def _start(given: Mapping[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[str, Any], Run | None]:
+def _start(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[str, Any], Run | None]:
     """Plain configuration of all options on top of what they start from, and the run of the row if it is a suite's."""
-    given, values, start = dict(given), {}, None
+    values, start = dict[str, Any](), None
     path, paper, row = (given.pop(name, None) for name in ("config", "suite", "row"))
     if bool(paper) != bool(row) or (path and paper):
         raise ConfigError("start from --config FILE, or from --suite PAPER --row TABLE/DATASET/METHOD")
@@ -202,73 +185,63 @@ def _start(given: Mapping[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[st
     runtime = {f.name for f in fields(Runtime)}
     given = {f"runtime.{name}" if name in runtime else name: value for name, value in given.items()}
     values = apply(values, {**given, **dotted})
-    return (values if values and (start or path) else with_pipeline(values)), start
+    return (values if start or path else with_pipeline(values)), start
 
 
 def _described(values: Mapping[str, Any], start: Run | None, point: Point) -> Run:
     """The run of a plain configuration; one that is no longer that of the suite's row has no scale of the suite."""
     config = from_dict(values)
-    run = Run.of(config, ", ".join([f"{config.method.name} on {config.data.name}", *_named(point)]))
+    options = (f"{option} {value}" for option, value in point.items())
+    run = Run.of(config, ", ".join([f"{config.method.name} on {config.data.name}", *options]))
     changed = start is not None and run.replace(seed=start.config.seed).id != start.id
     return run.replace(scale="custom") if changed else run
 
 
-def _named(point: Point) -> list[str]:
-    return [f"{option} {value}" for option, value in point.items()]
+def _several(runs: Sequence[Run]) -> int:
+    """Make one run after the other, in a process each, and tell their readings; if one fails, the others still run."""
+    from benchmark.launch.pool import run_all
+    from benchmark.launch.progress import label
+
+    outcomes = run_all(runs)
+    complete = [one.run for one in outcomes if one.status == "complete"]
+    for run in complete:
+        print(f"{label(run)}\n{_told(run)}")
+    return 0 if len(complete) == len(runs) else 1
 
 
-def _carried_out(named: Sequence[tuple[Point, Run]], tell: Any, again: str) -> int:
-    """Make one run after the other, several in a process each; if one of several fails, the others still run."""
-    from benchmark.launch import pool
-    from benchmark.launch import run as one_run
-    from benchmark.launch.launchers import is_one_of_several
-
-    alone = len(named) == 1
-    carry_out = one_run.fit if alone or is_one_of_several() else pool.in_own_process
-    failed = 0
-    for number, (point, run) in enumerate(named):
-        name = ", ".join([*_named(point), f"seed {run.config.seed}"])
-        if not alone:
-            tell(name)
-        try:
-            code = _one(run, tell, again, carry_out, number, len(named))
-        except Exception as error:
-            if alone:
-                raise
-            check_stopped()
-            print(f"error: {name}: {one_line(message_of(error))}", file=sys.stderr)
-            code = 1
-        if code in (STOPPED, 130):
-            return code
-        failed += bool(code)
-    return 1 if failed else 0
-
-
-def _one(run: Run, tell: Any, again: str, carry_out: Callable[[Run], Path], number: int, total: int) -> int:
-    """Make a run, number ``number`` of ``total``, and tell its readings, or what the command ``again`` would do."""
+def _one(run: Run, export: str | None) -> int:
+    """Make a run in this process, which may be one of several, of which the first one speaks, and export its model."""
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-    from benchmark.launch.progress import Display, continuation
-    from benchmark.runs.records import READING, read_record
+    from benchmark.launch import run as one_run
+    from benchmark.launch.progress import Display
+    from benchmark.runs.exported import export as write_model
     from benchmark.runs.states import state
 
+    def is_first() -> bool:  # which is known for sure once the processes have met
+        return bool(getattr(rank_zero_only, "rank", 0) == 0)
+
     before = state(run.folder)
-    try:
-        with Display(total, done=number) if getattr(rank_zero_only, "rank", 0) == 0 else nullcontext() as display:
-            if display:
-                display.start(run)
-            with display.ticking() if display else nullcontext():
-                path = carry_out(run)
-    except (KeyboardInterrupt, Stopped) as ended:
-        how, code = (str(ended), STOPPED) if isinstance(ended, Stopped) else ("interrupted", 130)
-        tell(f"{how}; {again} {continuation(run)}", file=sys.stderr)
-        return code
-    record = read_record(path)
-    tell(f"{path}{' (was complete, nothing was run; --overwrite runs it again)' if before == 'complete' else ''}")
+    with Display(1).following(run) if is_first() else nullcontext():
+        one_run.fit(run)
+    if is_first():
+        print(_told(run, " (was complete, nothing was run; --overwrite runs it again)" * (before == "complete")))
+        if export:
+            write_model(run, Path(export))
+            print(f"wrote {export}")
+    return 0
+
+
+def _told(run: Run, more: str = "") -> str:
+    """The folder of a complete run and its readings."""
+    from benchmark.runs.records import READING, read_record
+
+    record = read_record(run.folder)
+    lines = [f"{run.folder}{more}"]
     shown = ["best", "last", run.config.report, *["averaged"] * bool(run.config.average_last)]
     for name in dict.fromkeys(shown):
         reading = record[READING[name]]
         when = f"round {reading['round']}" if "round" in reading else f"{reading['rounds']} rounds"
         scores = (f"{metric} {value:.2f}" for metric, value in reading.items() if isinstance(value, float))
-        tell(f"{name} ({when}): {', '.join(scores)}")
-    return 0
+        lines.append(f"{name} ({when}): {', '.join(scores)}")
+    return "\n".join(lines)

@@ -2,16 +2,13 @@
 
 import ast
 from collections.abc import Mapping
-from importlib import import_module
 from importlib.metadata import entry_points
-from importlib.util import find_spec
-from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any, Literal, get_args
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.registry import KINDS, Kind
+from benchmark import ROOT
+from benchmark.registry import KINDS, Kind, own_names, package_of
 from benchmark.runs.console import printable
 from benchmark.suites.suite import SUFFIX, SUITES, available
 from datamodules.common.yaml import read_yaml
@@ -48,13 +45,10 @@ def _found(what: str) -> dict[str, str]:
 
 def _classes(kind: Kind) -> dict[str, str]:
     """The modules of the kind's package, which hold one class each, and the entry points of other packages."""
-    modules, base = iter_modules(import_module(kind.package).__path__), kind.base.split(".")[1]
-    names = sorted(one.name for one in modules if not one.ispkg and one.name != base)
-    found = {name: _first_line(f"{kind.package}.{name}") for name in names}
+    found = {name: _first_line(f"{kind.package}.{name}") for name in own_names(kind)}
     for point in sorted(entry_points(group=kind.group)):
         path = point.value.replace(":", ".")
-        name = path if point.name in found else point.name
-        found[name] = f"of the package {point.dist.name if point.dist else point.module}: {path}"
+        found[path if point.name in found else point.name] = f"of the package {package_of(point)}: {path}"
     return found
 
 
@@ -66,10 +60,8 @@ def _network(path: str, options: Mapping[str, Any]) -> str:
 
 
 def _first_line(module: str, cls: str = "") -> str:
-    """First line of the docstring of a module, or of a class in it."""
-    spec = find_spec(module)
-    assert spec is not None and spec.origin is not None
-    tree = ast.parse(Path(spec.origin).read_bytes())
+    """First line of the docstring of one of our modules, or of a class in it."""
+    tree = ast.parse(ROOT.joinpath(*module.split(".")).with_suffix(".py").read_bytes())
     classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls)
     found: ast.Module | ast.ClassDef = next(classes, tree)
     return (ast.get_docstring(found) or "").partition("\n")[0].replace("``", "")

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -13,21 +13,19 @@ from benchmark.commands.common import (
     add_suite_arguments,
     check_startable,
     discard,
-    jobs_and_gpus,
+    jobs_of,
     listed,
-    made_by_other_code,
     numbers,
     runtime_of,
     same_command,
+    tell_other_code,
 )
 from benchmark.config import Run, Runtime
 from benchmark.runs.console import printable
 from benchmark.suites.suite import Suite, load
-from datamodules.common.errors import Stopped
 from datamodules.common.precision import PRECISIONS
 
 if TYPE_CHECKING:
-    from benchmark.launch.pool import RunOutcome
     from benchmark.report.tables import Page
     from benchmark.suites.plan import Plan
 
@@ -65,15 +63,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="submit the missing runs as a job array, with these options for sbatch ('' for none); run nothing here",
     )
     parser.add_argument("--slurm_bundle", type=int, default=1, help="runs that a task of the array makes, one by one")
-    parser.add_argument(
-        "--slurm_at_once", type=int | None, help="most tasks of the array that run at the same time; default: no limit"
-    )
     add_jobs_arguments(parser)
 
 
 def run(options: Namespace) -> int:
     """Run the command; returns its exit code."""
-    from benchmark.launch import pool
+    from benchmark.launch.pool import run_all
     from benchmark.report import leaderboard, tables
 
     runtime = runtime_of(options)
@@ -91,23 +86,21 @@ def run(options: Namespace) -> int:
     published = suite.published()  # fails before anything runs if the file is missing
     states = {run.id: "missing" if options.overwrite else plan.found[run.id].state for run in wanted}
     missing = [run for run in wanted if states[run.id] != "complete"]
-    complete = [run for run in wanted if states[run.id] == "complete"]
-    for note in made_by_other_code((run, record) for run in complete if (record := plan.found[run.id].record)):
-        print(printable(note), file=sys.stderr)
-    jobs, gpus = jobs_and_gpus(options, runtime)
+    tell_other_code(plan, (run for run in wanted if states[run.id] == "complete"))
+    jobs = jobs_of(options, runtime)
     if options.slurm is not None and (missing or options.dry_run):
         _submit(missing, options, name)
         return 0
     if options.dry_run:
         from benchmark.commands.dry_run import show
 
-        show(pool.pinned(wanted, jobs, gpus), states, jobs)
+        show(wanted, states, jobs)
         return 0
     if options.overwrite:
         check_startable(missing)
         discard(run.folder for run in missing)
         plan.look_again(missing)
-    outcomes = _carried_out(missing, jobs, gpus) if missing else []
+    outcomes = run_all(missing, jobs) if missing else []
 
     plan.look_again()
     pages = tables.render(suite, plan, published)
@@ -137,12 +130,12 @@ def _submit(missing: Sequence[Run], options: Namespace, name: str) -> None:
     """Hand the missing runs to SLURM, or say what would be handed over."""
     from benchmark.launch import slurm
 
-    array = slurm.Array(options.slurm_bundle, options.slurm_at_once)
     if options.dry_run:
-        command = f"{len(missing)} runs: sbatch --array={array.spelled(len(missing))} {options.slurm}".rstrip()
+        array = slurm.array_of(len(missing), options.slurm_bundle)
+        command = f"{len(missing)} runs: sbatch --array={array} {options.slurm}".rstrip()
         print(command if missing else "nothing is missing")
         return
-    script = slurm.write(missing, name, Path(options.results_dir), array)
+    script = slurm.write(missing, name, Path(options.results_dir), options.slurm_bundle)
     if options.overwrite:
         slurm.submit(script, options.slurm, trial=True)  # fails before anything is deleted
         discard(run.folder for run in missing)
@@ -151,38 +144,18 @@ def _submit(missing: Sequence[Run], options: Namespace, name: str) -> None:
     print("when they have ended, the same command without --slurm writes the tables")
 
 
-def _carried_out(missing: Sequence[Run], jobs: int, gpus: int) -> "list[RunOutcome]":
-    """Make runs; if that is interrupted, tell how far each of them is."""
-    from benchmark.launch import pool
-    from benchmark.launch.progress import Display, continuation
-
-    display = Display(len(missing))
-    try:
-        return pool.run_all(missing, jobs, gpus, display)
-    except (KeyboardInterrupt, Stopped):
-        print(f"{display.done} of {len(missing)} runs have ended", file=sys.stderr)
-        for run in display.going_on:
-            print(f"  {continuation(run)}", file=sys.stderr)
-        raise
-
-
 def _mirror(suite: Suite, runtime: Runtime, scale: str, name: str, plan: "Plan", pages: "Sequence[Page]") -> None:
     """Send tables to W&B; runs have sent their curves themselves."""
     import pandas as pd
 
     from benchmark.report import leaderboard
-    from benchmark.report.plots import draw_differences
     from benchmark.report.settings import settings
     from benchmark.runs.loggers import choose_mode, mirror_tables
 
-    if choose_mode(runtime.wandb, scale) == "off":
-        return
-    frames: dict[str, Any] = {}
+    frames: dict[str, pd.DataFrame] = {}
     for page in pages:
         printed = page.frame.filter(["published", "spread"]).apply(pd.to_numeric, errors="coerce")
         frames[page.number] = page.frame.assign(**printed)
-    figures = {}
     if suite.ranked and (found := settings(suite, plan)):
         frames["leaderboard"] = leaderboard.frame(found)
-        figures["leaderboard"] = draw_differences(leaderboard.drawn(found))
-    mirror_tables(runtime, scale, name, frames, figures)
+    mirror_tables(choose_mode(runtime.wandb, scale), Path(runtime.results_dir), scale, name, frames)

@@ -6,7 +6,7 @@ from benchmark.commands.common import (
     add_jobs_arguments,
     add_suite_arguments,
     forget_trials,
-    jobs_and_gpus,
+    jobs_of,
     listed,
     runtime_of,
 )
@@ -36,7 +36,7 @@ def run(options: Namespace) -> int:
     runtime = runtime_of(options)
     suite = load(options.paper)
     rows = suite.matching(listed(options.row, "--row", suite.names()), options.scale)
-    jobs, _ = jobs_and_gpus(options, runtime)
+    jobs = jobs_of(options, runtime)
     if options.overwrite:
         forget_trials(suite, options.scale, rows, runtime)
     for name, made in tune(suite, options.scale, rows, runtime, jobs).items():

@@ -24,28 +24,24 @@ def go_on(run: Run, files: RunFolder) -> None:
     if (run.folder / "record.json").exists():
         return
     shorter = _shorter(run)
-    kept = [path for path in shorter if (path / LAST_STATE).exists()]
-    if not kept:
-        for path in list(shorter)[-1:]:
-            told = [f"{name}={v}" for name, v in run.config.method.init_args.items() if "schedule" in name]
-            why = f"a schedule depends on the number of rounds ({', '.join(told) or 'by Visit.rounds'}), or it is large"
-            print(f"{run.folder}: starts at its first round: {path} has not kept its state; {why}", file=sys.stderr)
+    if not shorter:
         return
+    path = max(shorter, key=lambda path: shorter[path]["rounds"]["total"])
     with files.lock():
-        _copy(kept[-1], shorter[kept[-1]], run)
-    print(f"{run.folder}: goes on from the last round of {kept[-1]}", file=sys.stderr)
+        _copy(path, shorter[path], run)
+    print(f"{run.folder}: goes on from the last round of {path}", file=sys.stderr)
 
 
 def _shorter(run: Run) -> dict[Path, Record]:
-    """Folders and records of complete runs that differ in the number of rounds alone, shortest first."""
+    """Folders and records of complete runs that differ in the number of rounds alone and have kept their state."""
     config, found = run.config, {}
     for path in run.folder.parent.glob(f"{run.folder.name.removesuffix(run.id)}*"):
-        record = look(path).record
+        record = look(path).record if (path / LAST_STATE).exists() else None
         if record and record["rounds"]["total"] < config.rounds and not config.average_last:
             other = {phrase.partition(":")[0] for phrase in differences(record["config"], config)} - FREE
             if not (other or by_other_code(run, record) or other_data(config, record)):
                 found[path] = record
-    return dict(sorted(found.items(), key=lambda pair: pair[1]["rounds"]["total"]))
+    return found
 
 
 def _copy(source: Path, record: Record, run: Run) -> None:

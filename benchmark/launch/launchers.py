@@ -79,19 +79,6 @@ def is_one_of_several() -> bool:
     return by_srun or (started is not None and started.local * started.nodes > 1)
 
 
-def refuse_several(command: str) -> None:
-    """Refuse several processes of ``torchrun`` or ``srun`` for a command that starts its own.
-
-    Raises:
-        ConfigError: one of them has started several.
-    """
-    if is_one_of_several():
-        raise ConfigError(
-            f"{command} starts its own processes: start it once, without torchrun or srun, which are for one run "
-            "(`fit`)"
-        )
-
-
 def _allocated() -> int:
     """Number of tasks of the SLURM allocation, in which Lightning detects it; 0 without one."""
     if "SLURM_NTASKS" not in os.environ or os.environ.get("SLURM_JOB_NAME") in INTERACTIVE:

@@ -4,26 +4,26 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-from benchmark.config import Run, Runtime
-from benchmark.launch.launchers import leave_allocation, refuse_several
-from benchmark.launch.placement import kept_threads
-from benchmark.launch.process import die_with_parent
+from benchmark.config import Run
+from benchmark.launch.launchers import is_one_of_several, leave_allocation
+from benchmark.launch.placement import gpus_of, pinned
 from benchmark.launch.progress import Display
-from benchmark.launch.signals import SIGNALS, STOPPED, check_stopped, stoppable, stopping_children
+from benchmark.launch.signals import SIGNALS, STOPPED, check_stopped, die_with_parent, stoppable, stopping_children
 from benchmark.registry import imported, one_line
-from benchmark.runs.environment import asked_threads, bearable, check_processes, cores
+from benchmark.runs.console import Console
+from benchmark.runs.environment import check_processes
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked
 from benchmark.runs.states import state
-from datamodules.common.errors import BenchError, RunError, Stopped, message_of
+from datamodules.common.errors import BenchError, ConfigError, Stopped, message_of
 
 FIT = "benchmark.launch.run.fit"
 IMPORTED = ("benchmark.launch.run", "benchmark.federation.loop", "sklearn.datasets")
@@ -40,31 +40,39 @@ class RunOutcome:
     message: str = ""
 
 
-def run_all(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: str = FIT) -> list[RunOutcome]:
-    """Carry out all runs, ``jobs`` at once, each in a process of its own; one that fails does not stop the others.
+def run_all(
+    runs: Sequence[Run], jobs: int | None = None, console: Console | None = None, fit: str = FIT
+) -> list[RunOutcome]:
+    """Carry out all runs, each in a process of its own; one that fails does not stop the others.
 
     Args:
         runs: the runs.
-        jobs: number of processes; with 1 and without GPUs, each run takes the devices that its runtime asks for.
-        gpus: number of GPUs, which are divided among the processes; 0 on the CPU.
-        display: shows progress.
+        jobs: number of runs at once. They share the GPUs, have one process each, and write to ``output.log`` in their
+            folders. With ``None``, or with 1 and without GPUs, a run takes the devices that its runtime asks for, and
+            its output goes where that of this process does.
+        console: where to show progress, by default stderr.
         fit: dotted path of the function that carries out a ``Run``.
 
     Returns:
         One outcome per run, in order of completion.
 
     Raises:
-        ConfigError: there are more processes than the machine can run.
+        ConfigError: there are more processes than the machine can run, or something else has started several.
         Stopped: ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP`` came; the runs in progress have saved the end of their last
             round.
     """
-    refuse_several("a command with many runs")
-    queue, going = pinned(runs, jobs, gpus), dict[int, _Going]()
-    alone = jobs <= 1 and not gpus
-    free = list(range(min(max(1, jobs), len(runs))))
-    if not alone:
+    if is_one_of_several():
+        raise ConfigError(
+            "a command with many runs starts its own processes: start it once, without torchrun or srun, which are for "
+            "one run (`fit`)"
+        )
+    gpus = gpus_of(runs[0].config.runtime) if jobs and runs else 0
+    alone = jobs is None or (jobs == 1 and not gpus)
+    queue, going, free = list(runs), dict[int, _Going](), [0]
+    if jobs and not alone:
+        queue, free = pinned(runs, jobs), list(range(min(jobs, len(runs))))
         check_processes("--jobs", len(free))
-    outcomes = []
+    outcomes, display = list[RunOutcome](), Display(len(runs), console)
     with display, stopping_children():
         while queue or going:
             while queue and free:
@@ -82,49 +90,14 @@ def run_all(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: st
     return outcomes
 
 
-def in_own_process(run: Run, fit: str = FIT) -> Path:
-    """Carry a run out in a process of its own, by its runtime, and return its folder.
-
-    Raises:
-        RunError: it has failed, or its process has ended without a word.
-        Stopped: as ``run_all``.
-    """
-    with stopping_children():
-        outcome = _Going(run, fit).outcome()
-    if outcome.status != "complete":
-        raise (RunLocked if outcome.status == "busy" else RunError)(outcome.message)
-    return run.folder
-
-
-def pinned(runs: Sequence[Run], jobs: int, gpus: int) -> list[Run]:
-    """The runs as ``run_all`` carries them out: several at once have one process each.
-
-    Their number of threads is the one asked for, the one that the run had before an interruption, or an equal share of
-    the cores. With ``client_memory=auto``, each has an equal share of half of the memory that is free now.
-    """
-    if jobs <= 1 and not gpus:
-        return list(runs)
-    from datamodules.common.memory import available_bytes  # imports torch
-
-    placed = []
-    # The same however few runs are left: another number of threads would round differently.
-    share = max(1, cores() // max(1, jobs))
-    free = available_bytes()
-    for run in runs:
-        threads = run.config.runtime.threads
-        if threads == "auto":
-            threads = asked_threads() or kept_threads(run) or share
-        memory = run.config.runtime.client_memory
-        if memory == "auto" and free is not None:
-            memory = round(free / 2 / max(1, min(jobs, len(runs))) / 1e9, 3)
-        runtime = replace(run.config.runtime, devices=1, threads=threads, client_memory=memory)
-        placed.append(run.replace(runtime=runtime))
-    return placed
-
-
-def attempt(run: Run, fit: Callable[[Run], Path]) -> tuple[str, str]:
-    """Carry out a run and return how it ended; a failure is also recorded."""
+def attempt(run: Run, fit: Callable[[Run], Path], log: Path | None = None) -> tuple[str, str]:
+    """Carry out a run, with its output in ``log``, and return how it ended; a failure is also recorded."""
     try:
+        if log:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with open(log, "a", encoding="utf-8") as file:
+                for stream in (1, 2):  # of this process and its children
+                    os.dup2(file.fileno(), stream)
         fit(run)
     except RunLocked as error:
         return "busy", str(error)
@@ -137,14 +110,6 @@ def attempt(run: Run, fit: Callable[[Run], Path]) -> tuple[str, str]:
     return "complete", ""
 
 
-def default_jobs(runtime: Runtime) -> tuple[int, int]:
-    """``(jobs, gpus)`` for ``--jobs auto``: one run per GPU, or per core as far as memory allows."""
-    import torch
-
-    gpus = 0 if runtime.accelerator == "cpu" else torch.cuda.device_count()
-    return gpus or bearable(cores()), gpus
-
-
 def server() -> ForkServerContext:
     """The server that forks the processes of runs, started if it is not there; it imports while this process goes on.
 
@@ -153,25 +118,15 @@ def server() -> ForkServerContext:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*IMPORTED])
-    before = dict(os.environ)
+    before, mask = dict(os.environ), signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGINT})
     os.environ |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
     try:
-        with _signals_later():
-            forkserver.ensure_running()
+        forkserver.ensure_running()
     finally:
         os.environ.clear()
         os.environ.update(before)
-    return context
-
-
-@contextmanager
-def _signals_later() -> Iterator[None]:
-    """Let signals come at the end of the context; processes that it starts inherit that they are blocked."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGINT})
-    try:
-        yield
-    finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return context
 
 
 class _Going:
@@ -184,14 +139,13 @@ class _Going:
         gpu: the only GPU that it sees, by its place among those that this process sees; ``None``: all.
     """
 
-    def __init__(self, run: Run, fit: str, log: Path | None = None, gpu: int | None = None) -> None:
+    def __init__(self, run: Run, fit: str, log: Path | None, gpu: int | None) -> None:
         context = server()
         self.run = run
         self.answers, theirs = context.Pipe(duplex=False)
         given = (run, fit, log, gpu, dict(os.environ), theirs)
         self.process = context.Process(target=_carry_out, args=given, name=f"run {run.id}")
-        with _signals_later():  # one that came before the process is known would leave it alone
-            self.process.start()
+        self.process.start()
         theirs.close()
 
     def outcome(self) -> RunOutcome:
@@ -223,16 +177,6 @@ def _carry_out(
     try:
         with stoppable():
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {*SIGNALS, signal.SIGINT})
-            answer.send(attempt(run, lambda run: _fitted(run, fit, log)))
+            answer.send(attempt(run, imported(fit), log))
     except Stopped:
         sys.exit(STOPPED)
-
-
-def _fitted(run: Run, fit: str, log: Path | None) -> Path:
-    if log:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "a", encoding="utf-8") as file:
-            for stream in (1, 2):  # of this process and its children
-                os.dup2(file.fileno(), stream)
-    path: Path = imported(fit)(run)
-    return path

@@ -1,7 +1,8 @@
 """Progress of runs: in a terminal one line overall and one per run, in a log plain lines."""
 
 import sys
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn
@@ -11,7 +12,7 @@ from benchmark.runs.console import Console, duration, printable
 from benchmark.runs.lock import repeatedly
 from benchmark.runs.records import last_row, read_record
 from benchmark.runs.states import saved_rounds, state
-from datamodules.common.errors import RunError
+from datamodules.common.errors import RunError, Stopped
 
 PLAIN_EVERY_S, POLL_S = 60.0, 0.5
 PERIOD_S = 3600.0  # the speed of a run is that of the rounds that have ended within it
@@ -24,16 +25,13 @@ class Display:
         total: number of runs.
         console: where to write, by default stderr.
         every_s: seconds between two plain lines of a run.
-        done: number of runs that have ended already.
     """
 
-    def __init__(
-        self, total: int, console: Console | None = None, every_s: float = PLAIN_EVERY_S, done: int = 0
-    ) -> None:
+    def __init__(self, total: int, console: Console | None = None, every_s: float = PLAIN_EVERY_S) -> None:
         self.every_s = every_s
         self.console = console or Console(file=sys.stderr, soft_wrap=True)
         self.now = self.console.get_time
-        self.total, self.done = total, done
+        self.total, self.done = total, 0
         self.live = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -44,20 +42,21 @@ class Display:
             disable=not self.console.is_terminal,
             speed_estimate_period=PERIOD_S,
         )
-        self.all = self.live.add_task("runs", total=total, completed=done, note="", visible=total > 1)
+        self.all = self.live.add_task("runs", total=total, note="", visible=total > 1)
         self.shown: dict[str, tuple[Run, Task]] = {}
 
     def __enter__(self) -> "Display":
         self.live.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """If runs are interrupted, tell how many have ended, and where the others would go on."""
         self.live.stop()
-
-    @property
-    def going_on(self) -> list[Run]:
-        """The runs in progress."""
-        return [run for run, _ in self.shown.values()]
+        if kind in (KeyboardInterrupt, Stopped):
+            if self.total > 1:
+                self._say(f"{self.done} of {self.total} runs have ended")
+            for run, _ in self.shown.values():
+                self._say(f"  {continuation(run)}")
 
     def start(self, run: Run) -> None:
         """A run begins."""
@@ -80,9 +79,13 @@ class Display:
                 self._say(f"  {label(run)}: {task.completed} of {task.total} rounds, {note}")
                 self.live.update(task.id, said=self.now())
 
-    def ticking(self) -> AbstractContextManager[None]:
-        """Within the context, update the progress regularly from a thread."""
-        return repeatedly(self.tick, POLL_S)
+    @contextmanager
+    def following(self, run: Run) -> Iterator[None]:
+        """Within the context, show a run of this process, from a thread."""
+        with self:
+            self.start(run)
+            with repeatedly(self.tick, POLL_S):
+                yield
 
     def finish(self, run: Run, status: str, message: str) -> None:
         """A run has ended."""
@@ -122,13 +125,13 @@ def rounds_done(run: Run, row: dict[str, Any] | None) -> int | None:
 
 
 def continuation(run: Run) -> str:
-    """What the same command would do with an interrupted run, as the end of a sentence."""
+    """Where an interrupted run goes on."""
     name = run.folder.name
     if state(run.folder) == "complete":
-        return f"finds {name} complete"
+        return f"{name} is complete"
     if saved := saved_rounds(run.folder):
-        return f"continues {name} from round {saved + 1} of {run.config.rounds}, after its last checkpoint"
-    return f"starts {name} from its first round: there is no checkpoint yet"
+        return f"{name} continues from round {saved + 1} of {run.config.rounds}, after its last checkpoint"
+    return f"{name} starts from its first round: there is no checkpoint yet"
 
 
 def label(run: Run) -> str:

@@ -5,8 +5,7 @@ The first process of a run writes: rows, checkpoints, and the record at the end.
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from lightning import Fabric
@@ -22,7 +21,7 @@ from benchmark.launch.signals import check_stopped
 from benchmark.runs.code_identity import by_other_code, by_other_revision, code_version, revision
 from benchmark.runs.exported import WEIGHTS
 from benchmark.runs.folder import RunFolder
-from benchmark.runs.loggers import Mirror, mirror_run
+from benchmark.runs.loggers import mirror_run
 from benchmark.runs.records import code_versions, read_record, read_rows, revisions
 from benchmark.runs.states import CHECKPOINT, LAST_STATE, other_data
 from datamodules.common.errors import BenchError, ConfigError, RunError, Stopped
@@ -38,15 +37,26 @@ class Recorder:
     moment.
 
     Args:
-        files: the run's folder.
-        mirror: the run in W&B.
-        every_s: least number of seconds between two checkpoints.
+        run: the run.
+        files: its folder.
     """
 
-    def __init__(self, files: RunFolder, mirror: Mirror, every_s: float) -> None:
-        self.files, self.mirror = files, mirror
-        self.checkpoint = checkpoint.Checkpoint(files.path / CHECKPOINT, every_s)
+    def __init__(self, run: Run, files: RunFolder) -> None:
+        self.files, self.mirror = files, mirror_run(run, files.path)
+        self.checkpoint = checkpoint.Checkpoint(files.path / CHECKPOINT, run.config.runtime.checkpoint_every_s)
         self.state: dict[str, Any] | None = None
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *more: Any) -> None:
+        """Save the end of the last round if the run is stopped."""
+        if kind in (KeyboardInterrupt, Stopped):
+            try:
+                self.save()
+            except (OSError, BenchError) as error:
+                self.say(f"the last rounds could not be saved: {error}")
+        self.mirror.__exit__(kind, *more)
 
     def say(self, text: str) -> None:
         """Print a line about the run on stderr."""
@@ -77,8 +87,6 @@ class Recorder:
         The state of the last round is kept where a run of more rounds could go on from it: it is small, and nothing
         has asked for the number of rounds.
         """
-        if taken := federation.engine.counts():
-            self.say(f"steps of clients in slots, in this process: {dict(taken)}")
         held = {**federation.server, **federation.method.tensors("frozen")}
         weights = {name: value.cpu() for name, value in held.items()}
         self.files.check_claim()
@@ -91,24 +99,6 @@ class Recorder:
         self.files.finish(federation.averaged, None if confusion is None else confusion.tolist())
         self.mirror.record(self.files.record, federation.data.class_names)
         checkpoint.remove(self.files.path / CHECKPOINT)
-
-
-@contextmanager
-def recording(fabric: Fabric, run: Run, files: RunFolder) -> Iterator[Recorder | None]:
-    """The recorder of this process, in the first one. A run that is stopped saves the end of its last round."""
-    if not fabric.is_global_zero:
-        yield None
-        return
-    with mirror_run(run, files.path) as mirror:
-        recorder = Recorder(files, mirror, run.config.runtime.checkpoint_every_s)
-        try:
-            yield recorder
-        except (KeyboardInterrupt, Stopped):
-            try:
-                recorder.save()
-            except (OSError, BenchError) as error:
-                recorder.say(f"the last rounds could not be saved: {error}")
-            raise
 
 
 def is_complete(run: Run) -> bool:
@@ -196,8 +186,6 @@ def _take_up(recorder: Recorder | None, federation: Federation, saved: Mapping[s
                 federation.log(row, [logger])
     if saved is not None:
         recorder.say(f"continues from round {federation.round + 1} of {federation.rounds}")
-        if len(files.record["environment"]["revisions"]) > 1:
-            recorder.say("the code of its method has changed since it began; its record names both versions")
 
 
 def _mismatch(saved: Mapping[str, Any], federation: Federation) -> str:

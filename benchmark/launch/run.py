@@ -1,10 +1,10 @@
 """One run, from its configuration to its record: ``fit``."""
 
 import gc
-import pickle
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from itertools import dropwhile
 from pathlib import Path
 from signal import SIGTERM
@@ -21,18 +21,17 @@ from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.continuing import go_on
 from benchmark.launch.launchers import is_one_of_several, slurm_tasks, torchrun
 from benchmark.launch.placement import placed
-from benchmark.launch.process import enough_queues
 from benchmark.launch.recorder import is_complete
 from benchmark.launch.signals import STOPPED, ended_by_signals, stoppable, stopping_children
-from benchmark.launch.worker import worker_main
-from benchmark.registry import imported, one_line
+from benchmark.launch.worker import enough_queues, worker_main
+from benchmark.registry import one_line
 from benchmark.runs import loggers
 from benchmark.runs.environment import check_processes
 from benchmark.runs.folder import RunFolder
-from benchmark.runs.lock import RunLocked
 from benchmark.runs.states import state
-from datamodules.common.errors import BenchError, ConfigError, RunError, Stopped
+from datamodules.common.errors import ConfigError, RunError, Stopped
 
+OURS = ("datamodules.common.errors.", "benchmark.runs.lock.")  # modules of errors whose message says it all
 PATIENCE = timedelta(days=7)  # for which processes wait for the slowest of a round
 
 
@@ -49,7 +48,9 @@ def fit(run: Run) -> Path:
         Stopped: ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP`` came; the run has saved the end of its last round.
     """
     with stoppable():
-        return _fit(run)
+        if not is_complete(run):
+            _carry_out(run)
+        return run.folder
 
 
 def check(run: Run) -> None:
@@ -63,21 +64,17 @@ def check(run: Run) -> None:
     check_values(run)
 
 
-def _fit(run: Run) -> Path:
+def _carry_out(run: Run) -> None:
     """This process starts those of the run, or is one of those that SLURM or ``torchrun`` has started."""
-    path = run.folder
-    if is_complete(run):
-        return path
     if not is_one_of_several():
-        go_on(run, RunFolder(path))
+        go_on(run, RunFolder(run.folder))
     run, spawned = _launchable(run)
     fabric = _fabric(run, spawned)
     if spawned and run.config.runtime.accelerator == "cpu":  # fail early if data are missing
         make_data(run).prepare_data()
     _launch(fabric, run, spawned)
-    if spawned and state(path) != "complete":
-        raise RunError(f"{path}: its processes ended without an error, but the run is not complete; run it again")
-    return path
+    if spawned and state(run.folder) != "complete":
+        raise RunError(f"{run.folder}: its processes ended without an error, but the run is not complete; run it again")
 
 
 def _launchable(run: Run) -> tuple[Run, bool]:
@@ -139,17 +136,17 @@ def _launch(fabric: Fabric, run: Run, spawned: bool) -> None:
     try:
         if spawned:
             with stopping_children():
-                fabric.launch(worker_main, pickle.dumps(run))  # type: ignore[arg-type]
+                fabric.launch(partial(worker_main, run=run))
         else:
             with ended_by_signals():
                 fabric.launch()
-            worker_main(fabric, pickle.dumps(run))
+            worker_main(fabric, run)
     except ProcessException as exception:
         if getattr(exception, "exit_code", None) == STOPPED:
             raise Stopped(SIGTERM) from None
         error = _raised(exception, path)
         error.__cause__ = exception  # has the traceback, which the record shall have, too
-        if not isinstance(error, RunLocked) and state(path) in ("stale", "failed"):
+        if state(path) in ("stale", "failed"):
             RunFolder(path).fail(error, run)
         raise error from exception
     finally:
@@ -158,15 +155,11 @@ def _launch(fabric: Fabric, run: Run, spawned: bool) -> None:
             torch.cuda.empty_cache()
 
 
-def _raised(exception: ProcessException, path: Path) -> BenchError:
-    """What a process of the run died of; an error of ours keeps its class and message."""
+def _raised(exception: ProcessException, path: Path) -> RunError:
+    """What a process of the run died of; an error of ours keeps its message."""
     traceback = str(exception).strip().rpartition("\nTraceback (most recent call last):\n")[2]
     last = "\n".join(dropwhile(lambda line: line.startswith(" "), traceback.splitlines()))  # what follows the frames
     name, _, message = last.partition(": ")
-    try:
-        cls = imported(name)
-    except (ImportError, AttributeError, ValueError):
-        cls = None
-    if isinstance(cls, type) and issubclass(cls, BenchError):
-        return cls(message)
+    if name.startswith(OURS):
+        return RunError(message)
     return RunError(f"{path}: {last}; the same command (without --overwrite) continues from the last checkpoint")

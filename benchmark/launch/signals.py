@@ -1,4 +1,4 @@
-"""Signals that ask a program to stop: from a scheduler that reclaims the machine, or a terminal that is closed.
+"""How processes end: by signals from a scheduler or a closed terminal, and together with those that started them.
 
 ``SIGTERM``, ``SIGUSR1`` and ``SIGHUP`` raise ``Stopped`` in the main thread, as Ctrl-C raises ``KeyboardInterrupt``.
 The run saves its state at the end of the last round and exits with code 75: the same command continues from there. A
@@ -12,6 +12,7 @@ import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import FrameType
 
 from datamodules.common.errors import Stopped
@@ -112,3 +113,20 @@ def stopping_children() -> Iterator[None]:
                 process.kill()
             raise
         raise
+
+
+@cache
+def die_with_parent() -> None:
+    """Watch the process that started this one from a thread, and exit as soon as it is gone.
+
+    An orphan would keep its run locked, so that it could not be resumed. Further calls do nothing.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()

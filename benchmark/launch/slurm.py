@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
 
-from benchmark.config import Run, check_folder, to_yaml
+from benchmark.config import Run, to_yaml
 from benchmark.launch.signals import STOPPED
 from datamodules.common.errors import ConfigError, RunError
 from datamodules.common.files import write_atomic
@@ -52,30 +51,18 @@ exit $$failed
 )
 
 
-class Array(NamedTuple):
-    """How runs are distributed over the tasks of a job array.
+def array_of(runs: int, bundle: int) -> str:
+    """The argument of ``sbatch --array`` for so many runs, ``bundle`` of them in a task.
 
-    Args:
-        bundle: runs per task, one after another, so that a task's start-up is paid once for all of them.
-        at_once: most tasks at the same time; ``None``: as many as the cluster allows.
+    Raises:
+        ConfigError: ``bundle`` is not positive.
     """
-
-    bundle: int = 1
-    at_once: int | None = None
-
-    def spelled(self, runs: int) -> str:
-        """The argument of ``sbatch --array``.
-
-        Raises:
-            ConfigError: a number is not positive.
-        """
-        for option, number in zip(("--slurm_bundle", "--slurm_at_once"), self, strict=True):
-            if number is not None and number < 1:
-                raise ConfigError(f"{option} is {number}; it must be at least 1")
-        return f"1-{-(-runs // self.bundle)}" + (f"%{self.at_once}" if self.at_once else "")
+    if bundle < 1:
+        raise ConfigError(f"--slurm_bundle is {bundle}; it must be at least 1")
+    return f"1-{-(-runs // bundle)}"
 
 
-def write(runs: Sequence[Run], name: str, results: Path, array: Array) -> Path:
+def write(runs: Sequence[Run], name: str, results: Path, bundle: int = 1) -> Path:
     """Write a job array's script, the list of its runs, and a configuration file for each run.
 
     Tasks read the list when they start, so each list has a folder of its own, which later arrays leave alone.
@@ -84,39 +71,31 @@ def write(runs: Sequence[Run], name: str, results: Path, array: Array) -> Path:
         runs: at least one.
         name: of the job. The folder, in ``<results>/slurm``, is named after it and a digest of the configurations.
         results: folder of results, under the same path on all nodes.
-        array: how runs are distributed over tasks.
+        bundle: runs per task, one after another, so that a task's start-up is paid once for all of them.
 
     Returns:
         the script, ready for ``sbatch``.
-
-    Raises:
-        ConfigError: the path of the folder has a line break or another control character.
     """
     texts = {run.id: to_yaml(_anywhere(run).config) for run in runs}
     digest = hashlib.sha256("".join(texts.values()).encode()).hexdigest()[:8]
     folder = (results / FOLDER / f"{name}-{digest}").absolute()
-    check_folder(str(folder), "--results_dir")
     folder.mkdir(parents=True, exist_ok=True)
-    configs = []
-    for identifier, text in texts.items():
-        configs.append(folder / f"{identifier}.yaml")
-        write_atomic(configs[-1], text)
+    configs = {folder / f"{identifier}.yaml": text for identifier, text in texts.items()}
+    for config, text in configs.items():
+        write_atomic(config, text)
     write_atomic(folder / LIST, "".join(f"{config}\n" for config in configs))
-    script = folder / SCRIPT
-    write_atomic(
-        script,
-        JOB.substitute(
-            name=f"fssl-{name}",
-            array=array.spelled(len(runs)),
-            bundle=array.bundle,
-            folder=shlex.quote(str(folder)),
-            log=shlex.quote(f"{folder}/%A_%a.log"),
-            list=LIST,
-            python=shlex.quote(sys.executable),
-            stopped=STOPPED,
-        ),
+    script = JOB.substitute(
+        name=f"fssl-{name}",
+        array=array_of(len(runs), bundle),
+        bundle=bundle,
+        folder=shlex.quote(str(folder)),
+        log=shlex.quote(f"{folder}/%A_%a.log"),
+        list=LIST,
+        python=shlex.quote(sys.executable),
+        stopped=STOPPED,
     )
-    return script
+    write_atomic(folder / SCRIPT, script)
+    return folder / SCRIPT
 
 
 def _anywhere(run: Run) -> Run:

@@ -1,11 +1,11 @@
 """What each process of a run does: lock the run's folder, continue where the run stands, record it round by round."""
 
+import ctypes
 import os
-import pickle
 import sys
 import warnings
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing import parent_process
 from signal import SIGINT
 from typing import Any
@@ -20,9 +20,8 @@ from benchmark.federation.assembly import assemble, make
 from benchmark.federation.collectives import on_first, wait_for_all
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.federation.store import Store, discard_states
-from benchmark.launch.process import die_with_parent, keep_memory
-from benchmark.launch.recorder import Recorder, is_complete, recording, resume
-from benchmark.launch.signals import STOPPED, check_stopped, stoppable
+from benchmark.launch.recorder import Recorder, is_complete, resume
+from benchmark.launch.signals import STOPPED, check_stopped, die_with_parent, stoppable
 from benchmark.runs import loggers
 from benchmark.runs.folder import RunFolder
 from datamodules.base import FSSLDataModule
@@ -30,16 +29,16 @@ from datamodules.common.errors import ConfigError, DataError, RunError, Stopped,
 from datamodules.common.memory import available_bytes
 
 MOST_LISTED = 10_000  # clients
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
-def worker_main(fabric: Fabric, pickled: bytes) -> None:
-    """Entry point of every process of a run; the run comes as bytes, since Fabric takes no frozen class.
+def worker_main(fabric: Fabric, run: Run) -> None:
+    """Entry point of every process of a run.
 
     A process that was started for the run treats Ctrl-C like the other signals: the one that started it waits for it.
     """
     try:
         with stoppable(SIGINT):
-            run: Run = pickle.loads(pickled)
             _set_up_process(run.config.runtime)
             _run_unless_complete(fabric, run)
     except Stopped:
@@ -58,6 +57,29 @@ def _set_up_process(runtime: Runtime) -> None:
         torch.set_num_threads(runtime.threads)
 
 
+def keep_memory() -> None:
+    """Tell glibc's malloc to serve everything from the heap and never to trim it.
+
+    Large forward passes and full-batch steps become up to twice as fast, since page faults can cost more than the
+    arithmetic. But the process does not return memory to the system until it ends. ``FSSL_KEEP_MEMORY=0`` in the
+    environment switches this off.
+    """
+    if os.environ.get("FSSL_KEEP_MEMORY", "1") == "0" or not sys.platform.startswith("linux"):
+        return
+    with suppress(OSError):  # another C library
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def enough_queues() -> None:
+    """Ask CUDA, before it starts, for 32 work queues (its maximum) instead of 8, which more slots would have to share.
+
+    ``CUDA_DEVICE_MAX_CONNECTIONS`` takes precedence if it is set in the environment.
+    """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+
 def _run_unless_complete(fabric: Fabric, run: Run) -> None:
     """Carry the run out under its lock. Another process may have completed it before the lock was ours."""
     files = RunFolder(run.folder)
@@ -67,8 +89,8 @@ def _run_unless_complete(fabric: Fabric, run: Run) -> None:
             discard_states(files.path)
         if fabric.broadcast(fabric.is_global_zero and is_complete(run)):
             return
-        with recording(fabric, run, files) as recorder:
-            _run(fabric, run, files, recorder)
+        recorder = held.enter_context(Recorder(run, files)) if fabric.is_global_zero else None
+        _run(fabric, run, files, recorder)
 
 
 def _run(fabric: Fabric, run: Run, files: RunFolder, recorder: Recorder | None) -> None:
@@ -117,18 +139,15 @@ def _make_federation(fabric: Fabric, run: Run, files: RunFolder, recorder: Recor
 def data_provenance(data: FSSLDataModule, most_listed: int = MOST_LISTED) -> Mapping[str, Any]:
     """What a record says about the data.
 
-    These are hashes of the files and of the partition, class counts, the number of test images, how many draws of the
-    partition were rejected (with ``labelled_min_per_class``), and what the data set adds itself (``provenance``). With
-    more than ``most_listed`` clients there are no class counts: a record is written every few seconds, and the
-    partition can be drawn again.
+    These are hashes of the files and of the partition, class counts, the number of test images, and what the data set
+    adds itself (``provenance``). With more than ``most_listed`` clients there are no class counts: a record is written
+    every few seconds, and the partition can be drawn again.
     """
     known: dict[str, Any] = {"partition_hash": data.partition.hash, "data_sha256": data.sha256}
     if data.num_clients <= most_listed:
         known["labelled_histogram"] = [row for row in data.class_counts("labelled").tolist() if any(row)]
         known["class_counts"] = _class_counts(data)
     known["test_images"] = len(data.test_labels)
-    if data.hparams.labelled_min_per_class:
-        known["partition_redraws"] = data.partition.redraws
     return {**known, **data.provenance}
 
 
@@ -159,12 +178,9 @@ def _summary(config: RunConfig, federation: Federation) -> str:
     run never leaves its warm-up.
     """
     rt, clients, kept = config.runtime, federation.data.num_clients, decimal(federation.client_state_bytes)
-    engine = ""
-    if rt.engine == "slots":
-        engine = f", {1 if federation.engine.sequential else rt.slots} slots"
     warmup = federation.method.hparams.get("warmup_rounds", 0)
     all_warm = f"; ALL {config.rounds} rounds lie within the warm-up of {warmup}" if config.rounds <= warmup else ""
     return (
-        f"{rt.devices} x {rt.accelerator} with {rt.threads} CPU threads each, {config.precision}{engine}; "
+        f"{rt.devices} x {rt.accelerator} with {rt.threads} CPU threads each, {config.precision}; "
         f"what {clients} clients keep between visits takes up to {kept}{all_warm}"
     )

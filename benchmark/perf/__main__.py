@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmark.launch.process import keep_memory
+from benchmark.launch.worker import keep_memory
 from benchmark.perf import epochs, gpu, rounds
 from benchmark.perf.measure import Section
 from benchmark.registry import KINDS, find_class

@@ -18,7 +18,7 @@ from benchmark.config import Run, RunConfig
 from benchmark.federation.assembly import assemble, make
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import fabric_precision
-from benchmark.launch.process import enough_queues, keep_memory
+from benchmark.launch.worker import enough_queues, keep_memory
 from benchmark.registry import ClassSpec
 from benchmark.runs.code_identity import code_version
 from benchmark.runs.environment import cpu_model

@@ -1,6 +1,6 @@
 """The trained model of a run in one file: weights, record (with the configuration) and rows of metrics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ class Exported:
     """
 
     record: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
+    rows: list[dict[str, Any]]
     weights: Mapping[str, Tensor]
     input: Mapping[str, Any]
 

@@ -53,7 +53,6 @@ class RunFolder:
         self.record: Record = {}
         self._began = self._written = time.monotonic()
         self._spent = 0.0
-        self._last = -1
         self._finished = False
         self._rows = hashlib.sha256()
         self._claim: Claim | None = None
@@ -167,10 +166,8 @@ class RunFolder:
             row: ``round`` (int), metrics and other means (floats), counts (ints), ``timing`` (wall-clock).
 
         Raises:
-            RunError: ``round`` is not after the last one, or the run is no longer this process's.
+            RunLocked: the run is no longer this process's.
         """
-        if row["round"] <= self._last:
-            raise RunError(f"{self.path}: round {row['round']} after {self._last}; rewind before resuming")
         self.check_claim()
         path = self.path / "metrics.jsonl"
         line = line_of(row)
@@ -179,8 +176,7 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
         self._rows.update(line.encode())
-        self._last = int(row["round"])
-        self.beat(self._last + 1)
+        self.beat(int(row["round"]) + 1)
 
     def rewind(self, next_round: int, rows_digest: str | None = None) -> None:
         """Drop the rows from ``next_round`` on and, if none is left, what is recorded of earlier code.
@@ -208,7 +204,6 @@ class RunFolder:
         self.check_claim()
         write_atomic(self.path / "metrics.jsonl", lines)
         self._rows = hashlib.sha256(lines.encode())
-        self._last = kept[-1]["round"] if kept else -1
         self.record["rounds"]["done"] = next_round
         if next_round == 0:
             recorded = self.record["environment"]
@@ -298,10 +293,11 @@ def discard(folders: Iterable[Path]) -> None:
     for path in there:  # one lock at a time: a process may have too few open files for all of them
         with run_lock(path):
             pass
-    order = {name: number for number, name in enumerate((*CHECKPOINTS, "record.json"))}
     for path in there:
         with run_lock(path):
-            for left in sorted(path.iterdir(), key=lambda one: order.get(one.name, len(order))):
+            for name in (*CHECKPOINTS, "record.json"):
+                (path / name).unlink(missing_ok=True)
+            for left in path.iterdir():
                 if left.name != LOCK:
                     shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
 
@@ -311,8 +307,8 @@ def _with(before: Sequence[str], now: str) -> list[str]:
 
 
 def _runtime(run: Run) -> dict[str, Any]:
-    """How the run was executed, without local folders and accounts, since records are shared."""
-    return {k: v for k, v in asdict(run.config.runtime).items() if not (k.endswith("_dir") or k.startswith("wandb_"))}
+    """How the run was executed, without local folders, since records are shared."""
+    return {k: v for k, v in asdict(run.config.runtime).items() if not k.endswith("_dir")}
 
 
 def digest_of(rows: Sequence[Row]) -> str:

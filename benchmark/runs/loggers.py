@@ -15,7 +15,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import WandbLogger
 
-from benchmark.config import Run, Runtime, identity
+from benchmark.config import Run, identity
 from benchmark.registry import one_line, unknown
 from benchmark.runs.records import AVERAGED, BY_CLASS, READINGS
 from datamodules.common.errors import ConfigError
@@ -96,62 +96,52 @@ def choose_mode(wanted: str, scale: str, asked: bool = False) -> Mode:
     return modes.get(said, "offline")
 
 
-def mirror_run(run: Run, path: Path) -> "Mirror":
-    """Create the mirror of a run in folder ``path``; resumes the same W&B run.
-
-    With ``--logger wandb`` scale quick is mirrored, too.
-    """
+def mirror_run(run: Run, folder: Path) -> "Mirror":
+    """Create the mirror of a run, which resumes the same W&B run. With ``--logger wandb`` scale quick has one, too."""
     config = run.config
     mode = choose_mode(config.runtime.wandb, config.scale, asked="wandb" in names(config.runtime.logger))
     name = f"{config.method.name} {config.data.name} seed {config.seed}"
-    return Mirror(mode, path, config.runtime, config.scale, id=run.id, name=name, config=identity(config))
+    return Mirror(mode, folder, config.scale, id=run.id, name=name, config=identity(config))
 
 
-def mirror_tables(
-    runtime: Runtime, scale: str, name: str, frames: Mapping[str, Any], figures: Mapping[str, Any] | None = None
-) -> None:
-    """Send rendered tables (data frames by name) as ``wandb.Table``, and matplotlib's figures by name as images.
+def mirror_tables(mode: Mode, folder: Path, scale: str, name: str, frames: Mapping[str, Any]) -> None:
+    """Send tables (data frames by number) as ``wandb.Table``.
 
     Args:
-        runtime: says whether to send and to which project.
+        mode: of the mirror.
+        folder: folder for wandb's files.
         scale: of the suite.
-        name: of the tables' files: the paper, the scale and, where it is not the suite's, the precision.
-        frames: the tables.
-        figures: the figures.
+        name: of the tables' files.
+        frames: the tables; empty ones are left out.
     """
-    mode, folder = choose_mode(runtime.wandb, scale), Path(runtime.results_dir)
-    with Mirror(mode, folder, runtime, scale, id=f"tables-{name}", name=f"tables {name}") as mirror:
+    with Mirror(mode, folder, scale, id=f"tables-{name}", name=f"tables {name}") as mirror:
         for number, frame in frames.items():
             if len(frame):
                 mirror.send(WandbLogger.log_table, f"{name}/table {number}", dataframe=frame)
-        for title, figure in (figures or {}).items():
-            mirror.send(WandbLogger.log_image, f"{name}/{title}", [figure])
 
 
 class Mirror:
-    """One W&B run, which starts with its first content, or nothing at all.
+    """A run in Weights & Biases, which starts with its first content; nothing in mode ``off``.
 
-    The first failure of any kind is reported as a warning and switches the mirror off.
+    W&B's environment variables name project, entity, group and tags; without them the project is ``fssl-bench``, and
+    the group the scale. The first failure of any kind is reported as a warning and switches the mirror off.
 
     Args:
         mode: ``off``, ``offline`` (files under ``folder/wandb``, for ``wandb sync``) or ``online``.
         folder: folder for wandb's files.
-        runtime: names the project and the group; what it leaves open is left to W&B's environment variables.
-        scale: the group, if nothing names another one.
+        scale: the group.
         init: further arguments of ``wandb.init``.
     """
 
-    def __init__(self, mode: Mode, folder: Path, runtime: Runtime, scale: str, **init: Any) -> None:
+    def __init__(self, mode: Mode, folder: Path, scale: str, **init: Any) -> None:
         self._logger: WandbLogger | None = None
         self._began = False
         if mode != "off":
             folder.mkdir(parents=True, exist_ok=True)
             self._logger = WandbLogger(
                 save_dir=folder,
-                project=runtime.wandb_project or os.environ.get("WANDB_PROJECT") or PROJECT,
-                entity=runtime.wandb_entity,
-                group=runtime.wandb_group or os.environ.get("WANDB_RUN_GROUP") or scale,
-                tags=names(runtime.wandb_tags) or None,
+                project=os.environ.get("WANDB_PROJECT") or PROJECT,
+                group=os.environ.get("WANDB_RUN_GROUP") or scale,
                 mode=mode,
                 settings={"silent": True, "console": "off"},
                 **init,

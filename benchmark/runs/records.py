@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import from_json, to_json
 
 from datamodules.common.errors import RunError
-from datamodules.common.files import read_bytes, regular
+from datamodules.common.files import read_bytes
 
 SCHEMA_VERSION = 2  # 1 had no digest
 READINGS = ("final", "best", "last_k_mean")
@@ -44,7 +44,6 @@ REVISION_1 = frozenset(
 )
 """Digests of the methods' sources in records from before there were revisions."""
 RESTORE = "restore the file as the run wrote it, or delete the folder to start over"
-TAIL = 1 << 16  # bytes at the end of `metrics.jsonl` sure to contain its last row
 
 Row = dict[str, Any]
 """A row of ``metrics.jsonl`` as read, which is valid."""
@@ -188,39 +187,29 @@ def read_rows(path: Path) -> list[Row]:
     """Read the rows of ``metrics.jsonl`` in a run's folder; a torn last line is left out.
 
     Raises:
-        RunError: the file cannot be read, a line before the last is not a valid row, or its round is not after that of
-            the previous row.
+        RunError: the file cannot be read, a line is not a valid row, or its round is not after that of the last one.
     """
-    file = path / "metrics.jsonl"
+    file, rows = path / "metrics.jsonl", list[Row]()
     try:
-        lines = read_bytes(file).split(b"\n") if file.exists() else []
+        whole, _, _ = read_bytes(file).rpartition(b"\n") if file.exists() else (b"", b"", b"")
+        for line in whole.splitlines():
+            row = from_json(line, allow_inf_nan=False)
+            _RunRow.model_validate(row)
+            if rows and row["round"] <= rows[-1]["round"]:
+                raise ValueError(f"round {row['round']} after round {rows[-1]['round']}")
+            rows.append(row)
     except OSError as error:
         raise RunError(f"{file}: cannot be read ({error.strerror}); {RESTORE}") from None
-    rows: list[Row] = []
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            row = from_json(line, allow_inf_nan=False)
-        except ValueError:
-            if number == len(lines) - 1:
-                break
-            raise RunError(f"{file}: line {number} is damaged; {RESTORE}") from None
-        try:
-            _RunRow.model_validate(row)
-        except ValidationError as error:
-            raise RunError(f"{file}: line {number} is not a row of a run: {problem(error)}; {RESTORE}") from None
-        if rows and row["round"] <= rows[-1]["round"]:
-            raise RunError(f"{file}: line {number} has round {row['round']} after round {rows[-1]['round']}; {RESTORE}")
-        rows.append(row)
+    except ValueError as error:
+        raise RunError(f"{file}: line {len(rows) + 1} is not a row of a run: {problem(error)}; {RESTORE}") from None
     return rows
 
 
 def last_row(path: Path) -> Row | None:
     """Read the last complete row of ``metrics.jsonl`` only; ``None`` if it cannot be read."""
     try:
-        with open(path / "metrics.jsonl", "rb", opener=regular) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            row = from_json(file.read().split(b"\n")[-2], allow_inf_nan=False)
-            return row if isinstance(row["round"], int) else None
+        row = from_json(read_bytes(path / "metrics.jsonl").split(b"\n")[-2], allow_inf_nan=False)
+        return row if isinstance(row["round"], int) else None
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -319,15 +308,20 @@ def finite(value: Any) -> Any:
     return from_json(to_json(value, inf_nan_mode="null"))
 
 
-def problem(error: ValidationError, most: int = 1) -> str:
-    """Describe the first validation errors: their locations and messages."""
+def problem(error: ValueError, most: int = 1) -> str:
+    """Describe the first errors of a validation, each with its location; any other error by its message."""
+    if not isinstance(error, ValidationError):
+        return str(error)
     told = []
     for one in error.errors(include_url=False, include_input=False)[:most]:
         place, message = ".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")
-        if one["type"] in ("missing", "extra_forbidden"):
-            told.append(f"{place} is {'missing' if one['type'] == 'missing' else 'unknown'}")
-        else:
-            told.append(f"{place}: {message[0].lower()}{message[1:]}" if place else message)
+        if one["type"] == "missing":
+            message = f"{place} is missing"
+        elif one["type"] == "extra_forbidden":
+            message = f"{place} is unknown"
+        elif place:
+            message = f"{place}: {message[0].lower()}{message[1:]}"
+        told.append(message)
     return "; ".join(told)
 
 

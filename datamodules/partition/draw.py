@@ -1,11 +1,11 @@
 """Create a partition from a data module's options."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.random import RandomState
 from numpy.typing import NDArray
 
 from datamodules.common import streams
@@ -16,9 +16,6 @@ from datamodules.partition.partition import Partition
 from datamodules.partition.scenarios import Draw, Options
 from datamodules.partition.sites import HIDDEN
 from datamodules.partition.split import labelled_pool
-
-MAX_DRAWS = 1000
-"""Maximum number of partitions drawn until the labelled clients hold enough of every class."""
 
 
 def stream_seed(seed: int, stream: str | None) -> int:
@@ -54,43 +51,41 @@ def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any]
         clients: see ``Arrays.train_clients``.
 
     Raises:
-        DataError: impossible sizes, a partition file that does not match, or labelled clients that never hold
-            ``labelled_min_per_class`` images of every class.
+        DataError: impossible sizes, or a partition file that does not match.
         ConfigError: contradictory options; or one needs labels that nobody knows, or clients that are drawn.
     """
-    file, unknown = options["partition_file"], np.flatnonzero(labels == HIDDEN)
+    file, known = options["partition_file"], np.flatnonzero(labels != HIDDEN)
+    unknown = np.flatnonzero(labels == HIDDEN)
     given = read_clients(file, len(labels)) if file else None
     if clients is not None:
         if file:
             raise ConfigError("data.partition_file and data.clients_in both say who has which images: give one of them")
         given = Given.of(clients)
-    _check_shares(options, len(unknown), given)
-    validation = tested = NOTHING
+    _check(options, len(unknown), given)
+    tested = balanced_holdout(options, labels[known], seed)
+    validation, tested = known[validation_images(options, len(known), seed, tested)], known[tested]
     if file and given is None:
-        partition = _loaded(options, labels)
+        partition = Partition.load(file, labels)
+        _check_number(options, partition.num_clients)
+    elif given is not None and given.labelled is not None:
+        partition = given.partition(labels, seed)
     else:
-        known = np.flatnonzero(labels != HIDDEN)
-        tested = balanced_holdout(options, labels[known], seed)
-        validation, tested = known[validation_images(options, len(known), seed, tested)], known[tested]
-        if given is not None and given.labelled is not None:
-            partition = given.partition(labels, seed)
-        else:
-            owners = None if given is None else given.owners
-            lost = NOTHING if owners is None else np.flatnonzero(owners == NOBODY)
-            held = np.concatenate([validation, tested, unknown, lost])
-            rest = np.setdiff1d(np.arange(len(labels)), held)
-            partition = draw(options, labels[rest], seed, None if owners is None else owners[rest]).moved(rest)
-            if len(unknown):
-                partition = _with_unknown(partition, options, unknown, given, seed)
+        held, owners = np.concatenate([validation, tested, unknown]), None
+        if given is not None:
+            held, owners = np.append(held, np.flatnonzero(given.owners == NOBODY)), given.owners
+        rest = np.setdiff1d(np.arange(len(labels)), held)
+        own = None if owners is None else owners[rest]
+        partition = Draw(options, labels[rest], RandomState(seed), own).partition().moved(rest)
+        if len(unknown):
+            partition = _with_unknown(partition, options, unknown, given, seed)
     if options["labelled_holdout"]:
         tested = labelled_holdout(partition, options["labelled_holdout"], seed)
         partition = partition.without_labelled(tested)
-    if given is None:
-        return Shares(partition, validation, tested, tuple(map(str, range(partition.num_clients))))
-    return Shares(partition, validation, tested, given.names, given.digest)
+    names = tuple(map(str, range(partition.num_clients))) if given is None else given.names
+    return Shares(partition, validation, tested, names, given.digest if given else None)
 
 
-def _check_shares(options: Options, unknown: int, given: Given | None) -> None:
+def _check(options: Options, unknown: int, given: Given | None) -> None:
     """Refuse options that do not suit images without a label, or clients that are given."""
     if given is not None:
         _check_number(options, len(given.names))
@@ -98,10 +93,8 @@ def _check_shares(options: Options, unknown: int, given: Given | None) -> None:
             if options[name] is not None:
                 raise ConfigError(f"data.{name} has no effect on clients that are given: leave it out")
     if unknown and options["hidden_labels"] != "hidden":
-        raise ConfigError(
-            f"data.hidden_labels={options['hidden_labels']} needs the labels of all images, and {unknown} training "
-            "images have none: leave it out"
-        )
+        what = f"data.hidden_labels={options['hidden_labels']} needs the labels of all images"
+        raise ConfigError(f"{what}, and {unknown} training images have none: leave it out")
     if options["unlabelled_only"] and not unknown:
         raise ConfigError("data.unlabelled_only has no effect: every training image has a label. Leave it out")
 
@@ -110,15 +103,6 @@ def _check_number(options: Options, clients: int) -> None:
     if clients != options["num_clients"]:
         where = options["partition_file"] or "the data set"
         raise DataError(f"{where} has {clients} clients; give --data.num_clients {clients}")
-
-
-def _loaded(options: Options, labels: Positions) -> Partition:
-    """The saved partition."""
-    loaded = Partition.load(options["partition_file"], labels)
-    _check_number(options, loaded.num_clients)
-    if HIDDEN in labels[np.concatenate([*loaded.labelled, loaded.server])]:
-        raise DataError(f"{options['partition_file']} gives a site the label of an image that has none")
-    return _with_enough_labels(options, labels, lambda: loaded, draws=1)
 
 
 def _with_unknown(
@@ -134,63 +118,11 @@ def _with_unknown(
     takers = [client for client, part in enumerate(partition.labelled) if not len(part)]
     if options["scenario"] != "partial_clients" or not takers:
         takers = list(range(len(added)))
-    rng = np.random.RandomState(streams.derive_seed(seed, "unlabelled") % 2**32)
+    rng = RandomState(streams.derive_seed(seed, "unlabelled") % 2**32)
     for client, part in zip(takers, np.array_split(rng.permutation(unknown), len(takers)), strict=True):
         added[client] = np.concatenate([added[client], part])
     unlabelled = [np.concatenate(pair) for pair in zip(partition.unlabelled, added, strict=True)]
     return replace(partition, unlabelled=unlabelled, pool=np.concatenate([partition.pool, *added]))
-
-
-def draw(options: Options, labels: Positions, seed: int, owners: Positions | None = None) -> Partition:
-    """Draw the partition that the options describe.
-
-    Args:
-        options: options of the data module.
-        labels: class of every training image, int ``[N]``.
-        seed: seed of NumPy's legacy generator.
-        owners: client of every training image, int ``[N]``, if clients are given.
-
-    Raises:
-        DataError: impossible sizes, or labelled clients that never hold ``labelled_min_per_class`` images of every
-            class.
-        ConfigError: contradictory options.
-    """
-    drawn = Draw(options, labels, np.random.RandomState(seed), owners)
-    given = owners is not None
-    drawn_anew = options["labelled_pick"] == "random" or (options["split_seed"] is None and not given)
-    return _with_enough_labels(options, labels, drawn.partition, MAX_DRAWS if drawn_anew else 1, given)
-
-
-def _with_enough_labels(
-    options: Options, labels: Positions, make: Callable[[], Partition], draws: int, given: bool = False
-) -> Partition:
-    """Draw until the labelled clients together hold ``labelled_min_per_class`` images of every class.
-
-    All partitions are drawn from one stream, and rejected ones are counted (``Partition.redraws``). If more than
-    ``picked`` clients are labelled, only the picked ones count, so that bounds that label further clients get the same
-    partition. Clients that are ``given`` keep their numbers, so any may be labelled.
-
-    Raises:
-        DataError: no such partition was found.
-    """
-    least = options["labelled_min_per_class"]
-    if not least:
-        return make()
-    labelled = options["labelled_clients"]
-    counted = options["num_clients"] if given else min(options["picked"] or labelled, labelled)
-    most = np.bincount(labels[labels != HIDDEN]).min()
-    for redraws in range(draws if most >= least else 0):
-        partition = make()
-        own = labels[np.concatenate(list(partition.labelled)[:counted])]
-        if np.bincount(own, minlength=labels.max() + 1).min() >= least:
-            return replace(partition, redraws=redraws) if redraws else partition
-    found = f"they did in none of {draws} partitions" if draws > 1 else "they do not in the only one that can be drawn"
-    found = f"the rarest class has only {most}" if most < least else found
-    raise DataError(
-        f"data.labelled_min_per_class={least}: the labelled clients must together hold that many images of every "
-        f"class, but {found}: label more clients (data.labelled_clients), choose a larger data.beta, or a "
-        "smaller data.labelled_min_per_class"
-    )
 
 
 def validation_images(options: Options, images: int, seed: int, tested: Positions = NOTHING) -> Positions:
@@ -205,10 +137,8 @@ def validation_images(options: Options, images: int, seed: int, tested: Position
     if not count:
         return NOTHING
     if not len(tested) <= count < images:
-        raise ConfigError(
-            f"data.validation={count}: give a number below the {images} training images that holds the "
-            f"{len(tested)} of data.balanced_holdout"
-        )
+        beside = f", {len(tested)} of data.balanced_holdout among them" if len(tested) else ""
+        raise ConfigError(f"data.validation={count}: give a number below the {images} training images{beside}")
     shuffled = torch.randperm(images, generator=streams.generator(seed, "validation")).numpy()
     others = shuffled[~np.isin(shuffled, tested)]
     return np.sort(others[: count - len(tested)])
@@ -231,9 +161,9 @@ def balanced_holdout(options: Options, labels: Positions, seed: int) -> Position
     most = int(np.bincount(labels).min()) - 1
     if count % classes or count // classes > most:
         raise ConfigError(
-            f"data.balanced_holdout={count}: give a multiple of the {classes} classes, up to {most * classes}"
+            f"data.balanced_holdout={count}: give a multiple of {classes} classes, up to {most * classes}"
         )
-    rng = np.random.RandomState(streams.derive_seed(seed, "balanced_holdout") % 2**32)
+    rng = RandomState(streams.derive_seed(seed, "balanced_holdout") % 2**32)
     held, _ = labelled_pool(labels, count // classes, rng)
     return np.sort(held)
 
@@ -252,16 +182,14 @@ def labelled_holdout(partition: Partition, share: float, seed: int) -> Positions
     generator = streams.generator(seed, "holdout")
 
     def shuffled(part: Positions) -> Positions:
-        order: Positions = torch.randperm(len(part), generator=generator).numpy()
-        return np.take(part, order)
+        return np.take(part, torch.randperm(len(part), generator=generator).numpy())
 
     parts = [shuffled(part) for part in (*partition.labelled, partition.server)]
     count = round(share * sum(map(len, parts)))
     spare = shuffled(np.concatenate([part[1:] for part in parts]))
     if not 0 < count <= len(spare):
         raise ConfigError(
-            f"data.labelled_holdout={share} of the labelled images is {count}; it must be at least 1, and every site "
-            f"must keep one, so at most {len(spare)} can be held out: change it, or give more labels"
+            f"data.labelled_holdout={share} of the labelled images is {count}; every site keeps one, so 1 to "
+            f"{len(spare)} can be held out: change it, or give more labels"
         )
-    held: Positions = np.sort(spare[:count])
-    return held
+    return np.sort(spare[:count])

@@ -31,8 +31,7 @@ class Partition:
     ``labelled[k]`` and ``unlabelled[k]`` belong to client k (any sequences are converted to ``Lists``), ``server``
     holds the server's labelled samples, and ``pool`` is the whole unlabelled pool in stored order, including samples
     that no client received. ``labelled_pool`` is the same for labelled samples that were drawn as one pool and then
-    spread over the clients; it does not assign samples and is not part of the hash. Neither is ``redraws``: how many
-    partitions were rejected before this one (``labelled_min_per_class``).
+    spread over the clients; it does not assign samples and is not part of the hash.
     """
 
     labelled: Sequence[Positions]
@@ -40,7 +39,6 @@ class Partition:
     server: Positions
     pool: Positions
     labelled_pool: Positions | None = None
-    redraws: int = 0
 
     def __post_init__(self) -> None:
         for field in ("labelled", "unlabelled"):
@@ -75,10 +73,7 @@ class Partition:
         every = np.concatenate([labelled, unlabelled, self.server, self.pool, drawn])
         outside = every[(every < 0) | (every >= num_samples)]
         if len(outside):
-            raise DataError(
-                f"the partition was made for another data set: it assigns position {outside[0]}, but there are "
-                f"{num_samples} samples"
-            )
+            raise DataError(f"the partition assigns position {outside[0]}, but there are {num_samples} samples")
         own, others, server, pool, all_drawn = (
             np.bincount(part, minlength=num_samples) for part in (labelled, unlabelled, self.server, self.pool, drawn)
         )
@@ -124,7 +119,6 @@ class Partition:
             positions[self.server],
             positions[self.pool],
             None if self.labelled_pool is None else positions[self.labelled_pool],
-            self.redraws,
         )
 
     def save(self, path: str | os.PathLike[str], labels: ArrayLike | None = None) -> None:
@@ -141,7 +135,6 @@ class Partition:
             "server": self.server.tolist(),
             "pool": self.pool.tolist(),
             **({} if self.labelled_pool is None else {"labelled_pool": self.labelled_pool.tolist()}),
-            **({"redraws": self.redraws} if self.redraws else {}),
         }
         write_atomic(Path(path), json.dumps(content, separators=(",", ":")) + "\n")
 
@@ -157,16 +150,19 @@ class Partition:
             if content["format"] != _FORMAT:
                 raise DataError(f"its format is {content['format']!r}, expected {_FORMAT!r}")
             owned = {field: content[field] for field in ("labelled", "unlabelled", "server", "pool")}
-            partition = cls(**owned, labelled_pool=content.get("labelled_pool"), redraws=int(content.get("redraws", 0)))
+            partition = cls(**owned, labelled_pool=content.get("labelled_pool"))
             if partition.hash != content["hash"]:
                 raise DataError("its content does not match its hash")
-            partition.validate(len(np.asarray(labels)))
+            labels = np.asarray(labels)
+            partition.validate(len(labels))
             if content.get("labels", _digest(labels)) != _digest(labels):
                 raise DataError("it was made for another data set or another order of it: labels differ")
+            if HIDDEN in labels[np.concatenate([*partition.labelled, partition.server])]:
+                raise DataError("it gives a site the label of an image that has none")
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise DataError(
-                f"cannot use the partition file {path}: {type(error).__name__}: {error}. "
-                "Provide an intact copy, or save it again with `describe --export` or Partition.save"
+                f"cannot use the partition file {path}: {type(error).__name__}: {error}. Provide an intact copy, or "
+                "save it again with `describe --export`"
             ) from error
         return partition
 
@@ -231,9 +227,8 @@ def unlabelled_sets(partition: Partition, union_mode: Union = "none") -> Lists:
         stored = partition.labelled_pool
         if stored is None or len(stored) > len(partition.pool):
             raise DataError(
-                "union_mode code_index: this partition has no labelled pool in a stored order that is no larger than "
-                "the unlabelled one. Draw one (scenario all_clients with num_labels), or choose union_mode labelled or "
-                "none"
+                "union_mode code_index needs a labelled pool no larger than the unlabelled one, and this partition has "
+                "none: draw one (scenario all_clients with num_labels), or choose another union_mode"
             )
         ascending = np.argsort(stored)
         places = (ascending[np.searchsorted(stored, part, sorter=ascending)] for part in partition.labelled)

@@ -50,10 +50,11 @@ class Draw:
         """
         if self.options["unlabelled_only"]:
             return self._all_labelled()
-        scenario = self.options["scenario"]
-        if scenario == "partial_clients":
-            return self._labels_at_partial_clients()
-        return self._labels_at_server() if scenario == "server" else self._labels_at_all_clients()
+        if self.options["scenario"] == "server":
+            return self._labels_at_server()
+        if self.options["scenario"] == "all_clients":
+            return self._labels_at_all_clients()
+        return self._labels_at_partial_clients()
 
     def spread(self, pool: Positions, num_clients: int, kind: str | None = None) -> list[Positions]:
         """One array of the positions ``pool`` per client, by a rule of this ``kind`` (default: ``partition``)."""
@@ -97,15 +98,15 @@ class Draw:
         picked = o["picked"] or (labelled if labelled < clients else 1)
         if before not in (None, clients) and picked >= clients:
             raise ConfigError(
-                f"labelled_from={before} keeps the picked clients and spreads all other images over the rest, but "
+                f"labelled_from={before} spreads all other images over the clients that are not picked, and "
                 f"picked={picked} of {clients} clients leaves none: pick fewer, or leave labelled_from out"
             )
         chosen: Sequence[int] = range(labelled)
         if (histogram := o["labelled_histogram"]) is not None:
             if picked != 1 or before is not None or clients == 1:
                 raise ConfigError(
-                    "labelled_histogram defines the only picked client, and spreads all other images over the others: "
-                    "leave out labelled_from, set picked=1, and have 2 clients or more"
+                    "labelled_histogram defines the only picked client: leave out labelled_from, set picked=1, and "
+                    "have 2 clients or more"
                 )
             parts = [self._with_counts(histogram, clients - 1)]
         else:
@@ -172,27 +173,24 @@ class Draw:
         classes = int(self.labels.max()) + 1
         if num_labels < classes or num_labels % classes:
             near = max(num_labels // classes, 1) * classes
-            raise DataError(
-                f"num_labels={num_labels} is not a multiple of {classes} classes: choose {near} or {near + classes}"
-            )
+            way = f"choose {near} or {near + classes}"
+            raise DataError(f"num_labels={num_labels} is not a multiple of {classes} classes: {way}")
         rng = self.rng if self.options["labelled_pool_order"] == "shuffled" else None
         return labelled_pool(self.labels, num_labels // classes, rng, "class" if by_class else "dataset")
 
     def _first_of_each_class(self, part: Positions) -> tuple[Positions, int]:
         """A client's images, the first of every class in front, and the number of these."""
-        seen: dict[int, int] = {}
-        late = np.zeros(len(part), dtype=bool)
-        for place, position in enumerate(part):
-            k = int(self.labels[position])
-            seen[k] = seen.get(k, 0) + 1
-            late[place] = seen[k] > self.options["labels_per_class"]
+        own, count = self.labels[part], self.options["labels_per_class"]
+        late = np.ones(len(part), dtype=bool)
+        for k in np.unique(own):
+            late[np.flatnonzero(own == k)[:count]] = False
         return part[np.argsort(late, kind="stable")], int(len(part) - late.sum())
 
     def _with_counts(self, counts: Sequence[int], others: int) -> Positions:
         """Random images, so many of each class, of a client beside ``others``."""
         members = class_members(self.labels)
         most = list(map(len, members))
-        fits = len(counts) == len(most) and all(0 <= count <= there for count, there in zip(counts, most, strict=True))
+        fits = len(counts) == len(most) and all(0 <= n <= there for n, there in zip(counts, most, strict=True))
         if not fits or not 0 < sum(counts) <= len(self.labels) - others:
             raise DataError(
                 f"data.labelled_histogram={list(counts)}: give a number of images for each class, up to {most}, one "

@@ -79,9 +79,8 @@ def dirichlet(
             break
     else:
         raise DataError(
-            f"no Dirichlet partition of {available} samples over {num_clients} clients with beta={beta} gave "
-            f"every client min_size={min_size} samples in {MAX_ATTEMPTS} attempts: choose fewer clients, a "
-            "larger beta or a smaller min_size"
+            f"no Dirichlet partition of {available} samples over {num_clients} clients with beta={beta} gave each of "
+            f"them min_size={min_size} in {MAX_ATTEMPTS} attempts: choose fewer clients, or a larger beta"
         )
     taken = [np.diff(cuts, prepend=0, append=len(members)) for members, cuts in pieces]
     owners = np.concatenate([np.repeat(np.arange(num_clients), counts) for counts in taken])
@@ -216,10 +215,8 @@ def _spread_classes(
     classes = class_members(labels, num_classes)
     available = sum(map(len, classes))
     if available < max(1, min_size * num_clients):
-        raise DataError(
-            f"cannot give each of {num_clients} clients min_size={min_size} or more of {available} samples: "
-            "choose fewer clients or a smaller min_size"
-        )
+        what = f"min_size={min_size} or more of {available} samples"
+        raise DataError(f"cannot give each of {num_clients} clients {what}: choose fewer clients or a smaller min_size")
     return classes, available
 
 
@@ -361,10 +358,7 @@ def check_labels(labels: ArrayLike, num_clients: int = 1) -> Labels:
     """Return labels as int64 [N]; raise `DataError` if they are too few for the clients."""
     array = np.asarray(labels, dtype=np.int64)
     if not 1 <= num_clients <= len(array):
-        raise DataError(
-            f"cannot spread {len(array)} samples over {num_clients} clients: choose at least one client, and have "
-            "at least one sample per client"
-        )
+        raise DataError(f"cannot spread {len(array)} samples over {num_clients} clients: choose fewer clients")
     return array
 
 

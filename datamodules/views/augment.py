@@ -50,9 +50,8 @@ class Geometry:
         """
         if images.dtype != torch.uint8 or images.ndim != 4:
             raise DataError(
-                f"{self}: expected 8-bit images [N, H, W, C], got {images.dtype} {list(images.shape)}; "
-                "convert them to uint8 with the channels last; feature vectors need data.pipeline=feature_versions or "
-                "feature_copies"
+                f"{self}: expected 8-bit images [N, H, W, C], got {images.dtype} {list(images.shape)}; feature vectors "
+                "need data.pipeline=feature_versions or feature_copies"
             )
         if self.base is not None:
             images = self.base.prepare(images)
@@ -103,10 +102,8 @@ class ZoomCrop(Geometry):
     def __post_init__(self) -> None:
         """Refuse a window larger than the image."""
         if not 0 < self.crop <= self.zoom:
-            raise ConfigError(
-                f"{self}: a window of {self.crop} does not fit into {self.zoom}: enlarge to at least {self.crop} "
-                "(data.zoom), or cut a smaller one (data.side)"
-            )
+            way = f"enlarge to at least {self.crop} (data.zoom), or cut a smaller one (data.side)"
+            raise ConfigError(f"{self}: a window of {self.crop} does not fit into {self.zoom}: {way}")
 
     def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None) -> Tensor:
         """Cut windows: uint8 [B, crop, crop, C]."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,17 +11,6 @@ from datamodules.common.errors import ConfigError
 from datamodules.partition.sites import SiteData
 
 Batch = dict[str, dict[str, Tensor]]
-
-
-class TakesViews(Protocol):
-    """Anything that can cut views of training images (a data module)."""
-
-    @property
-    def block(self) -> int:
-        """Number of images cut (and drawn for) at once, unless a batch is larger."""
-
-    def take(self, view: str, index: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Return float views ``[B, C, H, W]`` of the training images at ``index``."""
 
 
 @dataclass
@@ -112,9 +101,7 @@ LocalWork = Sequence[Pass | Callable[[], Pass]]
 """The local epochs of a visit in order; a function creates its epoch when it starts, with the model of that time."""
 
 
-def _walk(
-    stream: Stream, data: TakesViews, order: torch.Generator, augment: torch.Generator
-) -> Iterator[dict[str, Tensor]]:
+def _walk(stream: Stream, data: Any, order: torch.Generator, augment: torch.Generator) -> Iterator[dict[str, Tensor]]:
     size, device = stream.batch_size, stream.index.device
     block = max(1, data.block // size) * size
     while True:
@@ -134,7 +121,7 @@ def _walk(
 
 def epoch(
     streams: Mapping[str, Stream],
-    data: TakesViews,
+    data: Any,
     generator: Callable[[str], torch.Generator],
     steps: int | None = None,
 ) -> Iterator[Batch]:
@@ -142,7 +129,7 @@ def epoch(
 
     Args:
         streams: stream name -> stream; those that are not ``usable`` are left out.
-        data: cuts the views.
+        data: cuts the views: the data module.
         generator: returns the random stream of a purpose (``"order/<name>"`` on the CPU, ``"augment/<name>"`` on the
             data's device).
         steps: number of steps; needed if every stream cycles.

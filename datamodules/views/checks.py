@@ -1,8 +1,6 @@
 """Checks that what a data set has read suits its class and the options of its views."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -33,16 +31,15 @@ def check_border(arrays: Arrays, border: int, side: int) -> None:
         if images.ndim == 4 and framed != [side, side]:
             raise ConfigError(
                 f"data.border={border} makes {part} images of {framed[0]} x {framed[1]} pixels, but the network takes "
-                f"{side} x {side}: choose a border that gives this size, another --data.side, or no border"
+                f"{side} x {side}: choose another border, or another --data.side"
             )
 
 
-def check_memory(name: str, asked: Mapping[str, Any], needed: int, free: int | None, processes: int) -> None:
+def check_memory(name: str, needed: int, free: int | None, processes: int = 1) -> None:
     """Refuse images that do not fit into memory.
 
     Args:
-        name: name of the data set.
-        asked: the options that make images large, by name.
+        name: the data set, and perhaps the options that make its images large.
         needed: bytes per process.
         free: available bytes; ``None`` if unknown.
         processes: number of processes that hold the images.
@@ -52,12 +49,10 @@ def check_memory(name: str, asked: Mapping[str, Any], needed: int, free: int | N
     """
     if free is None or needed * processes <= free:
         return
-    options = ", ".join(f"data.{option}={value}" for option, value in asked.items()) or name
-    times = f" in each of {processes} processes" if processes > 1 else ""
-    fewer = ", or fewer --devices" if processes > 1 else ""
+    times, fewer = (f" in each of {processes} processes", ", or fewer --devices") if processes > 1 else ("", "")
     raise ConfigError(
-        f"{options}: the images of {name} would take {in_words(needed)} of memory{times}, and {in_words(free)} are "
-        f"free; choose smaller images{fewer}"
+        f"{name}: the images would take {in_words(needed)} of memory{times}, and {in_words(free)} are free; choose "
+        f"smaller ones{fewer}"
     )
 
 

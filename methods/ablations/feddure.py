@@ -3,10 +3,10 @@
 A regulator that a variant does not use still exists, but no step uses it.
 """
 
-from collections.abc import Mapping
 from math import cos, pi
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -30,7 +30,7 @@ class WithoutCReg(FedDure):
         if is_joint(batch):
             x, y, u_s = batch["labelled"]["x"], batch["labelled"]["y"], batch["unlabelled"]["strong"]
             z, y_hat = stateless(self.model, u_s), out["weak"].detach().argmax(dim=1)
-            self.step_along(freg, self.look_ahead_loss(self.model, u_s, z, y_hat, x, y))
+            self.descend(freg, self.look_ahead_loss(self.model, u_s, z, y_hat, x, y))
         loss = self.local_loss(batch, out)
         return self.local_step(local, loss)
 
@@ -52,16 +52,15 @@ class WithoutFReg(FedDure):
             x, y, u = batch["labelled"]["x"], batch["labelled"]["y"], batch["unlabelled"][self.view_of_creg]
             z, y_hat = self.creg(u), out["weak"].detach().argmax(dim=1)
             before = self.creg_loss(x, y)
-            self.step_along(creg, F.cross_entropy(z, y_hat, reduction="none").mean())
+            self.descend(creg, F.cross_entropy(z, y_hat, reduction="none").mean())
             d = self.hparams.feedback_weight * (before - self.creg_loss(x, y))
             target = out[self.view_of_feedback].detach().argmax(dim=1)
             loss = loss + self.feedback(d, target, out, y)
         return self.local_step(local, loss)
 
-    def consistency(self, out: Mapping[str, Tensor]) -> Tensor:
-        """Return the consistency term of ``LocalSSL``."""
-        losses, certain = self.unsupervised(out)
-        return (certain * losses).sum() / len(losses)
+    def local_weights(self, logits: Tensor) -> Tensor:
+        """m: one for every image."""
+        return torch.ones(())
 
 
 class Released(WithoutFReg):

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from methods.base import Batch, LocalWork, Site, Upload, Visit
-from methods.fedmatch import FedMatch
-from methods.parts.additive import differs, flat, pairs, sparse_bytes, unflat
+from methods.fedmatch import FedMatch, differs, flat, sparse_bytes, unflat
 
 
 class OwnEntriesKept(FedMatch):
@@ -37,7 +36,7 @@ class OwnEntriesKept(FedMatch):
         """Keep all weights of every client."""
         return {
             upload.visit.client: {
-                "psi": self.offered(upload),
+                "psi": self.flat_psi(upload),
                 "sigma": flat(upload.tensors[f"model.{name}"] for name in self.sigma()),
             }
             for upload in uploads
@@ -110,21 +109,12 @@ class InertClients(FedMatch):
         """Train all parameters on labels; unlabelled images only get a forward pass in training mode."""
         loss = torch.zeros((), device=self.device)
         if "labelled" in batch:
-            loss = self.labelled_loss(batch["labelled"])
-            self.descend(self.optimizers(), loss, self.sigma())
+            loss = self.descend(self.optimizers(), self.labelled_loss(batch["labelled"]))
         if "unlabelled" in batch:
             with torch.no_grad():
                 for view in ("x", "strong"):
                     self(batch["unlabelled"][view])
-        self.log("loss", loss.detach())
-
-    def remember(self, uploads: Sequence[Upload]) -> dict[int, dict[str, Tensor]]:
-        """Keep nothing: there is no psi."""
-        return {}
-
-    def choose_helpers(self, server: Mapping[str, Tensor], visit: Visit) -> list[int]:
-        """Choose no helpers."""
-        return []
+        self.log("loss", loss)
 
 
 class SemiFLsCopy(FedMatch):
@@ -142,5 +132,4 @@ class SemiFLsCopy(FedMatch):
 
     def sigma(self) -> dict[str, nn.Parameter]:
         """Return only the parts sigma."""
-        parts = {id(one) for one, _ in pairs(self.model)}
-        return {name: p for name, p in self.model.named_parameters() if id(p) in parts}
+        return {name: p for name, p in super().sigma().items() if name.endswith(".original")}

@@ -5,13 +5,12 @@ from collections.abc import Iterator, Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call
 
 from datamodules.base import FSSLDataModule
-from methods.base import Batch, Site, Stream
+from methods.base import Site, Stream
 from methods.fl2 import FL2, Tensors, gradients, joint_norm, moved
 from methods.parts.server import LABELLED_BATCH, NormChoices
-from methods.parts.tensors import divergence, masked_mean, set_gradient, wide
+from methods.parts.tensors import divergence, masked_mean, wide
 
 
 class AllSelected(FL2):
@@ -35,17 +34,17 @@ class CorrectlyLabelled(FL2):
 class CATWithSAM(CorrectlyLabelled):
     """Fig. 4, CAT+SAM: L_p(W*) replaces the KL divergence beside L_a(W); the paper does not say how they combine."""
 
-    def consistency(self, samples: Tensors, target: Tensor, logits: Tensor) -> Tensor:
+    def consistency(self, samples: Tensors, logits: Tensor, logits_star: Tensor) -> Tensor:
         """L_p at W*."""
-        return masked_mean(F.cross_entropy(logits, samples["y"], reduction="none"), samples["high"])
+        return masked_mean(F.cross_entropy(logits_star, samples["y"], reduction="none"), samples["high"])
 
 
 class CATWithSAMInstead(CATWithSAM):
     """CAT+SAM in the other reading: samples of L_p(W*) do not count in L_a, still over the batch size."""
 
-    def adaptive_loss(self, losses: Tensor, high: Tensor) -> Tensor:
+    def adaptive_loss(self, losses: Tensor, samples: Tensors) -> Tensor:
         """L_a without the samples of L_p."""
-        return (losses * ~high).sum() / len(losses)
+        return (losses * ~samples["high"]).sum() / len(losses)
 
 
 class PlainSAM(FL2):
@@ -65,11 +64,11 @@ class WeakTarget(FL2):
         made["unlabelled"].views = {"weak": "weak", "strong": "strong"}
         return made
 
-    def consistency(self, samples: Tensors, target: Tensor, logits: Tensor) -> Tensor:
+    def consistency(self, samples: Tensors, logits: Tensor, logits_star: Tensor) -> Tensor:
         """L_cs against the weak view."""
         with torch.no_grad():
             weak = wide(self(samples["weak"]))
-        return super().consistency(samples, weak, logits)
+        return super().consistency(samples, weak, logits_star)
 
 
 class ServerStatistics(FL2):
@@ -97,26 +96,17 @@ class AsWritten(NormChoices, FL2):
         """L_a: mean over the selected samples of the batch."""
         return masked_mean(F.cross_entropy(self(samples["strong"]), samples["y"], reduction="none"), samples["keep"])
 
-    def sharpness_aware_consistency(self, batch: Batch) -> Tensor:
-        """Set the gradient at W of ``w_a L_a + w_cs L_cs`` and return the loss."""
-        h, samples = self.hparams, batch["unlabelled"]
-        x, high = samples["strong"], samples["high"]
-        w = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        logits = wide(self(x))
-        losses = F.cross_entropy(logits, samples["y"], reduction="none")
+    def adaptive_loss(self, losses: Tensor, samples: Tensors) -> Tensor:
+        """L_a: mean over the selected samples of the batch."""
+        return masked_mean(losses, samples["keep"])
 
-        loss_p = masked_mean(losses, high)
-        w_star = self.perturbed(w, gradients(self.scaled(loss_p), w, retain_graph=True), h.rho)
-        loss = h.lambda_u * masked_mean(losses, samples["keep"]) + self.labelled_loss(batch)
-        with torch.no_grad():
-            target = wide(functional_call(self.model, w_star, (x,)))
-        loss_cs = divergence(target, logits).mean()
+    def consistency(self, samples: Tensors, logits: Tensor, logits_star: Tensor) -> Tensor:
+        """L_cs: KL(prediction at W* || prediction at W) of all samples."""
+        return divergence(logits_star.detach(), logits).mean()
 
-        total: Tensor = loss + h.w_cs * loss_cs
-        for name, slope in gradients(self.scaled(total), w).items():
-            set_gradient(w[name], slope)
-        self.log("loss_cs", loss_cs.detach())
-        return total
+    def slopes(self, loss: Tensor, loss_cs: Tensor, w: Tensors, w_star: Tensors) -> dict[str, Tensor]:
+        """Gradient of both at W."""
+        return gradients(self.scaled(loss + loss_cs), w)
 
 
 def sam(parameters: Tensors, gradients: Tensors, rho: float) -> dict[str, Tensor]:

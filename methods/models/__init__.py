@@ -18,16 +18,15 @@ if TYPE_CHECKING:
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "small_cnn": ("cnn.SmallCNN", {}),
-    "lenet": ("lenet.LeNet", {}),
+    "lenet": ("cnn.LeNet", {}),
     "resnet18_cifar": ("resnet.ResNet18", {"stem": "cifar", "head": "projection"}),
     "resnet18": ("resnet.ResNet18", {"stem": "imagenet", "head": "linear"}),
     "wrn28_2": ("wrn.WideResNet", {"depth": 28, "width": 2}),
     "wrn28_8": ("wrn.WideResNet", {"depth": 28, "width": 8}),
-    "resnet8": ("resnet8.ResNet8", {}),
+    "resnet8": ("resnet.ResNet8", {}),
     "resnet9": ("resnet9.ResNet9", {}),
-    "resnet9_plain": ("resnet9_plain.PlainResNet9", {}),
-    "conv6": ("conv6.Conv6", {}),
-    "linear": ("linear.Linear", {}),
+    "resnet9_plain": ("resnet9.PlainResNet9", {}),
+    "linear": ("mlp.Linear", {}),
     "mlp": ("mlp.MLP", {}),
     "vit_tiny": ("vit.ViTTiny", {"pretrained": True}),
     "vit_tiny_scratch": ("vit.ViTTiny", {}),
@@ -106,14 +105,6 @@ def check(name: str, options: Iterable[str]) -> None:
         raise ConfigError(f"model {name}: unknown option {', '.join(unknown)}; it has {', '.join(known)}")
     if "num_classes" not in known and not takes_any:
         raise ConfigError(f"model {name}: it has no argument num_classes, so it cannot be used as a classifier")
-
-
-def num_parameters(name: str, num_classes: int, **options: Any) -> int:
-    """Count the parameters of a network for images without allocating it."""
-    import torch
-
-    with torch.device("meta"):
-        return sum(p.numel() for p in build(name, num_classes, **options).parameters())
 
 
 def _factory(name: str) -> "Callable[..., nn.Module]":

@@ -1,11 +1,12 @@
-"""The small convolutional network of RSCFed's SVHN and CIFAR-100 tables, and its three-layer head."""
+"""Two small convolutional networks: RSCFed's for SVHN and CIFAR-100 with its three-layer head, and one with norms."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.common.errors import ConfigError
-from methods.models.backbone import Backbone, DropsUnits
+from methods.models.backbone import Backbone, DropsUnits, LinearHead
+from methods.models.norm import Norm, normalisation
 
 
 class ProjectionHead(DropsUnits):
@@ -59,6 +60,18 @@ def conv_pool(conv: nn.Conv2d, x: Tensor) -> Tensor:
     return F.max_pool2d(rows, (4, 1)).reshape(len(maps), -1, *maps.shape[2:])
 
 
+def side_of_maps(image_size: int, name: str) -> int:
+    """Side of the maps after two unpadded 5×5 convolutions with pooling.
+
+    Raises:
+        ConfigError: the images are too small for them.
+    """
+    side = ((image_size - 4) // 2 - 4) // 2
+    if side < 1:
+        raise ConfigError(f"{name}: images of side {image_size} are too small; resize to 16 or more")
+    return side
+
+
 class SmallCNN(Backbone):
     """Two 5×5 convolutions and two linear layers, then a ``ProjectionHead``; no normalisation.
 
@@ -81,9 +94,7 @@ class SmallCNN(Backbone):
 
     def __init__(self, num_classes: int, in_channels: int = 3, image_size: int = 32, head_dropout: float = 0.0) -> None:
         super().__init__()
-        side = ((image_size - 4) // 2 - 4) // 2
-        if side < 1:
-            raise ConfigError(f"small_cnn: images of side {image_size} are too small; resize to 16 or more")
+        side = side_of_maps(image_size, "small_cnn")
         self.conv1 = nn.Conv2d(in_channels, 6, 5)
         self.conv2 = nn.Conv2d(6, 16, 5)
         self.fc1 = nn.Linear(16 * side * side, 120)
@@ -95,3 +106,50 @@ class SmallCNN(Backbone):
         x = F.relu(conv_pool(self.conv1, x))
         x = F.relu(pool(self.conv2(x)))
         return F.relu(self.fc2(F.relu(self.fc1(x.flatten(1)))))
+
+
+class LeNet(Backbone):
+    """Two 5×5 convolutions of 16 and 32 channels, each with max-pooling, norm and ReLU; 84 units; a linear classifier.
+
+    The structure of LeNet-5 (LeCun et al., 1998) with more channels, one hidden layer and norms. Pooling before the
+    norms saves three quarters of their work. Layers have torch's default initialisation. 57 286 parameters for 10
+    classes and one channel of 28 pixels.
+
+    Args:
+        num_classes: number of logits.
+        in_channels: channels of the input images.
+        image_size: side of the square input images, at least 16 pixels.
+        norm: kind of normalisation, see ``methods.models.norm``; ``group`` keeps no statistics.
+        groups: groups per layer if norm is ``group``.
+        head_dropout: dropout probability of the features before the classifier, 0 for none.
+
+    Raises:
+        ConfigError: images too small for two unpadded convolutions with pooling, an unknown norm, groups that do not
+            divide 16 or 32 channels, or ``head_dropout`` outside [0, 1).
+    """
+
+    feature_dim = 84
+
+    def __init__(
+        self,
+        num_classes: int,
+        in_channels: int = 3,
+        image_size: int = 32,
+        norm: Norm = "group",
+        groups: int = 4,
+        head_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        side = side_of_maps(image_size, "lenet")
+        self.conv1 = nn.Conv2d(in_channels, 16, 5)
+        self.norm1 = normalisation(norm, 16, groups)
+        self.conv2 = nn.Conv2d(16, 32, 5)
+        self.norm2 = normalisation(norm, 32, groups)
+        self.hidden = nn.Linear(32 * side * side, self.feature_dim)
+        self.head = LinearHead(self.feature_dim, num_classes, head_dropout)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Map images [B, channels, side, side] to non-negative features [B, 84]."""
+        x = F.relu(self.norm1(pool(self.conv1(x))))
+        x = F.relu(self.norm2(pool(self.conv2(x))))
+        return F.relu(self.hidden(x.flatten(1)))

@@ -1,13 +1,12 @@
 """Averages of client states, summed in the given order (client-id order) in float64."""
 
 from collections.abc import Mapping, Sequence
-from math import inf
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from datamodules.common.errors import ConfigError, RunError
+from datamodules.common.errors import RunError
 
 State = Mapping[str, Tensor]
 
@@ -70,53 +69,6 @@ def checked_weights(states: Sequence[State], weights: Sequence[float] | Tensor) 
     if not bool(torch.isfinite(w).all()) or bool((w < 0).any()) or float(w.sum()) <= 0:
         raise RunError(f"aggregation: weights {w.tolist()} cannot be normalised; they must be >= 0, finite, not all 0")
     return w
-
-
-def share_weights(sizes: Sequence[float], labelled: Sequence[bool], mode: str = "share:0.5") -> list[float]:
-    """Compute aggregation weights of labelled and unlabelled clients; they need not sum to 1.
-
-    Args:
-        sizes: images per client.
-        labelled: which clients hold labels.
-        mode: ``"share:x"``: the labelled clients together weigh x, the others 1 - x, both split by size;
-            ``"multiplier:k"``: sizes of labelled clients count k-fold; ``"plain"``: sizes.
-
-    If only one kind of client is present, ``"share:x"`` uses the sizes.
-
-    Raises:
-        ConfigError: the mode cannot be parsed.
-    """
-    kind, value = read_mode(mode)
-    clients = list(zip(sizes, labelled, strict=True))
-    if kind == "multiplier":
-        return [size * value if has else float(size) for size, has in clients]
-    if kind == "plain":
-        return [float(size) for size in sizes]
-
-    of_labelled = sum(size for size, has in clients if has)
-    of_unlabelled = sum(size for size, has in clients if not has)
-    if not of_labelled or not of_unlabelled:
-        return [float(size) for size in sizes]
-    return [size / of_labelled * value if has else size / of_unlabelled * (1.0 - value) for size, has in clients]
-
-
-def read_mode(mode: str) -> tuple[str, float]:
-    """Parse a mode of ``share_weights`` into its kind and number.
-
-    Raises:
-        ConfigError: it cannot be parsed, or the number is out of range.
-    """
-    kind, _, number = mode.partition(":")
-    if mode == "plain":
-        return "plain", 1.0
-    try:
-        value = float(number)
-    except ValueError:
-        value = -1.0
-    highest = {"share": 1.0, "multiplier": inf}.get(kind, -inf)
-    if not 0.0 <= value <= highest or value == inf:
-        raise ConfigError(f"weights {mode!r}: write share:<0..1>, multiplier:<factor> or plain")
-    return kind, value
 
 
 def num_bytes(state: State) -> int:

@@ -22,27 +22,12 @@ SHARES = ("selected", "correct", "right", "wrong", "accuracy", "correct_per_wron
 """Columns ``pseudo/...`` of ``Site.report_pseudo_labels`` and those derived from them."""
 
 FRAMEWORK = frozenset(
-    {
-        "round",
-        "warmup",
-        "acc",
-        "acc_by_class",
-        "acc_clients",
-        "acc_worst_clients",
-        "auc",
-        "precision",
-        "recall",
-        "participants",
-        "visits",
-        "steps",
-        "skipped",
-        "overflow",
-        "bytes_up",
-        "bytes_down",
-        "timing",
+    [
+        "round", "warmup", "acc", "acc_by_class", "acc_clients", "acc_worst_clients", "auc", "precision", "recall",
+        "participants", "visits", "steps", "skipped", "overflow", "bytes_up", "bytes_down", "timing",
         *(f"pseudo/{share}{suffix}" for share in SHARES for suffix in ("", "_by_class")),
-    }
-)
+    ]
+)  # fmt: skip
 """Columns reserved by the framework; with automatic optimisation also ``loss``."""
 
 

@@ -1,17 +1,17 @@
 """Clients with labels: training on them, their weight in the average, and the residual weight connection (CBAFed)."""
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from math import inf
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
 from methods.base import Batch, FedMethod, Upload
-from methods.parts.aggregation import read_mode, share_weights
 
 
 class LabelledShare(FedMethod):
@@ -33,7 +33,7 @@ class LabelledShare(FedMethod):
         return share_weights(sizes, labelled, self.hparams.labelled_weight_mode)
 
 
-class LabelledClients(FedMethod, ABC):
+class LabelledClients(FedMethod):
     """Cross-entropy on clients with labels, with an optional residual connection to an earlier model.
 
     Args:
@@ -78,15 +78,59 @@ class LabelledClients(FedMethod, ABC):
             super().aggregate(uploads)
         self.connect(uploads[0].visit.round)
 
-    @abstractmethod
     def connect(self, round: int) -> None:
-        """Apply the residual connection of the global model after the aggregation of ``round``."""
+        """Apply the residual connection of the global model after the aggregation of ``round`` (Eq. 3)."""
+        if self.reference is not None:
+            self.mix(self.reference, round)
 
     def mix(self, reference: nn.Module, index: int) -> None:
         """Mix the model with ``reference`` after the 0-based round or epoch ``index`` (Eqs. 1, 3)."""
         h = self.hparams
         after_first = h.res_client_reference == "first"
         residual_connection(reference, self.model, index, h.res_client_alpha, h.res_skip, after_first)
+
+
+def share_weights(sizes: Sequence[float], labelled: Sequence[bool], mode: str = "share:0.5") -> list[float]:
+    """Compute aggregation weights of labelled and unlabelled clients; they need not sum to 1.
+
+    Args:
+        sizes: images per client.
+        labelled: which clients hold labels.
+        mode: ``"share:x"``: the labelled clients together weigh x, the others 1 - x, both split by size;
+            ``"multiplier:k"``: sizes of labelled clients count k-fold; ``"plain"``: sizes.
+
+    If only one kind of client is present, ``"share:x"`` uses the sizes.
+
+    Raises:
+        ConfigError: the mode cannot be parsed.
+    """
+    kind, value = read_mode(mode)
+    clients = list(zip(sizes, labelled, strict=True))
+    totals = {side: sum(size for size, has in clients if has is side) for side in (True, False)}
+    if kind == "share" and all(totals.values()):
+        parts = {True: value, False: 1.0 - value}
+        return [size / totals[has] * parts[has] for size, has in clients]
+    factor = value if kind == "multiplier" else 1.0
+    return [size * factor if has else float(size) for size, has in clients]
+
+
+def read_mode(mode: str) -> tuple[str, float]:
+    """Parse a mode of ``share_weights`` into its kind and number.
+
+    Raises:
+        ConfigError: it cannot be parsed, or the number is out of range.
+    """
+    kind, _, number = mode.partition(":")
+    if mode == "plain":
+        return "plain", 1.0
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    highest = {"share": 1.0, "multiplier": inf}.get(kind, -inf)
+    if not 0.0 <= value <= highest or value == inf:
+        raise ConfigError(f"weights {mode!r}: write share:<0..1>, multiplier:<factor> or plain")
+    return kind, value
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from math import exp
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -48,8 +49,8 @@ def smoothed_divergence(targets: Tensor, logits: Tensor, eps: float = 1e-10) -> 
 
 def divergence(target: Tensor, logits: Tensor) -> Tensor:
     """Per-sample ``KL(softmax(target) || softmax(logits))``, ``[B]``; both arguments ``[B, C]``."""
-    log_target, log_prediction = target.log_softmax(dim=1), logits.log_softmax(dim=1)
-    return (log_target.exp() * (log_target - log_prediction)).sum(dim=1)
+    logs = logits.log_softmax(dim=1), target.log_softmax(dim=1)
+    return F.kl_div(*logs, reduction="none", log_target=True).sum(dim=1)
 
 
 def proximal_term(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:

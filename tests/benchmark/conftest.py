@@ -4,6 +4,7 @@ import pytest
 
 from benchmark.config import Runtime
 from benchmark.launch import pool, run
+from benchmark.launch.progress import Display
 from benchmark.launch.run import fit
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.states import state
@@ -21,18 +22,16 @@ def ordinary_memory(monkeypatch):
 def runs_stay_here(monkeypatch):
     """Carry the runs of commands out in this process, by the ``run.fit`` of the moment."""
 
-    def run_all(runs, jobs, gpus, display):
-        outcomes = []
+    def run_all(runs, jobs=None):
+        outcomes, display = [], Display(len(runs))
         with display:
-            for one in pool.pinned(runs, jobs, gpus):
+            for one in runs:
                 display.start(one)
                 outcomes.append(pool.RunOutcome(one, *pool.attempt(one, run.fit)))
                 display.finish(one, outcomes[-1].status, outcomes[-1].message)
         return outcomes
 
     monkeypatch.setattr(pool, "run_all", run_all)
-    monkeypatch.setattr(pool, "in_own_process", lambda one: run.fit(one))
-    monkeypatch.setattr(pool, "server", lambda: None)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from benchmark import ROOT, cli
-from benchmark.cli import COMMANDS, main, split_dotted
+from benchmark.cli import MODULES, main, split_dotted
 from benchmark.launch.signals import STOPPED
 from benchmark.registry import KINDS, find_class, known_names, parameters
 from datamodules.common.errors import Stopped
@@ -88,46 +88,7 @@ def test_help_of_every_class(slot, capsys):
         assert set(re.findall(rf"^  --{slot}\.(\w+)", out, re.M)) == {*parameters(cls)} - KINDS[slot].supplied
 
 
-@pytest.fixture
-def options_of(capsys):
-    """The options that the help of a command explains."""
-
-    def found(command):
-        with pytest.raises(SystemExit):
-            main([command, "--help"])
-        return set(re.findall(r"^  (?:-\w, )?(--\w+)", capsys.readouterr().out, re.M)) - {"--help"}
-
-    return found
-
-
-def test_options_are_frozen(options_of):
-    names = {name: options_of(name) for name in COMMANDS}
-    suite = {"--paper", "--scale", "--seeds", "--results_dir"}
-    engine = {"--accelerator", "--engine", "--slots", "--replay", "--client_memory", "--threads"}
-    where = {*engine, "--data_dir", "--checkpoint_every_s", "--wandb", "--logger", "--callbacks"}
-    where |= {"--wandb_project", "--wandb_entity", "--wandb_group", "--wandb_tags"}
-    assert names == {
-        "fit": {"--config", "--suite", "--row", "--method", "--data", "--model", "--rounds", "--seed", "--scale",
-                "--eval_every", "--last_k", "--report", "--precision", "--devices", "--num_nodes"}
-        | {"--average_last", "--results_dir", "--nonfinite", "--sums", "--dry_run", "--overwrite", "--export"}
-        | where,
-        "table": {"--jobs", "--tables", "--methods", "--only", "--slurm", "--precision", "--rounds"}
-        | {"--dry_run", "--overwrite", "--slurm_bundle", "--slurm_at_once"}
-        | suite
-        | where,
-        "admit": {"--jobs", "--paper", "--scale", "--results_dir"} | where,
-        "tune": {"--jobs", "--row", "--overwrite", "--paper", "--scale", "--results_dir"} | where,
-        "enter": {"--jobs", "--method", "--table", "--overwrite"} | suite | where,
-        "status": suite | {"--runs"},
-        "plot": {"--columns", "--labels", "--out", "--suite", "--row", "--scale", "--results_dir", "--axis"},
-        "describe": {"--data", "--data_dir", "--seed", "--export"},
-        "verify": set(),
-        "records": {"--check", "--export", "--papers", "--results_dir", "--data_dir"},
-        "list": set(),
-    }  # fmt: skip
-
-
-TELLING = [["list"], ["--help"], *([name, "--help"] for name in COMMANDS)]
+TELLING = [["list"], ["--help"], *([name, "--help"] for name in MODULES)]
 """What only tells."""
 
 TELLS = """
@@ -155,6 +116,6 @@ def test_a_command_that_is_stopped_says_what_resumes_it(here, monkeypatch, capsy
     def stopped(*_, **__):
         raise Stopped(signal.SIGTERM)
 
-    monkeypatch.setitem(COMMANDS, "tune", stopped)
+    monkeypatch.setattr(MODULES["tune"], "run", stopped)
     assert main(["tune", "--paper", "toy.yaml", *more]) == STOPPED
     assert capsys.readouterr().err == f"stopped by SIGTERM; the same command{again} resumes\n"

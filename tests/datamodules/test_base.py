@@ -94,15 +94,6 @@ def test_overwritten_images_are_what_views_are_cut_from():
     assert not torch.equal(whole(), before)
 
 
-def test_overwriting_takes_the_form_of_what_is_stored():
-    data = make_data()
-    with pytest.raises(ConfigError, match=r"overwrite\(test_labels=\.\.\.\) got torch.float32 \[3\]"):
-        data.overwrite(train_images=torch.zeros_like(data.train_images), test_labels=torch.zeros(3))
-    assert data.train_images.any()
-    with pytest.raises(ConfigError, match="setup"):
-        Digits().overwrite()
-
-
 # --- who holds what
 
 

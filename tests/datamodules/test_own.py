@@ -117,10 +117,10 @@ def changed(**parts):
 BAD_ARRAYS = {
     "missing array": (lambda a: {k: v for k, v in a.items() if k != "train_labels"}, "has no train_labels"),
     "dtype": (changed(train_images=lambda a: a["train_images"] / 255), r"float64 \[30, 8, 8\]"),
-    "labels' dtype": (changed(train_labels=lambda a: a["train_labels"] / 2), "train_labels are float64"),
+    "labels' dtype": (changed(train_labels=lambda a: a["train_labels"] / 2), r"one integer per image.*float64 \[30\]"),
     "unknown": (changed(test_labels=lambda a: a["test_labels"] + 1), r"test labels must lie in 0\.\.2.*1\.\.3"),
     "gap": (changed(train_labels=lambda a: a["train_labels"] * 2), "class 1 has no training image"),
-    "ids": (changed(train_labels=lambda a: a["train_labels"] + 10**12), r"go up to 1000000000002, .* 30 training"),
+    "ids": (changed(train_labels=lambda a: a["train_labels"] + 10**12), r"must lie in 0\.\.30, .*1000000000002"),
     "number of labels": (changed(train_labels=lambda a: a["train_labels"][1:]), r"one integer per image.*\[29\]"),
     "pickled": (changed(train_images=lambda a: a["train_images"].astype(object)), "cannot be read.*pickle"),
 }
@@ -147,7 +147,7 @@ def test_a_border_makes_the_networks_input_larger(options, pictures, digits):
         assert block()[:, :, :2].abs().max() == 0
 
 
-def test_a_missing_or_damaged_file_and_a_share_that_is_none(here):
+def test_a_missing_or_damaged_file(here):
     with pytest.raises(DataError, match=r"data\.file=x\.npz does not exist: looked for .*data/x\.npz and .*x\.npz"):
         ready(Npz, file="x.npz")
     (here / "x.npz").write_text("no archive")
@@ -156,9 +156,6 @@ def test_a_missing_or_damaged_file_and_a_share_that_is_none(here):
     (here / "pictures").mkdir()
     with pytest.raises(DataError, match=r"^pictures cannot be read"):
         ready(Npz, file="pictures")
-    for kind, place in ((Npz, {"file": "x.npz"}), (Folder, {"root": "x"})):
-        with pytest.raises(ConfigError, match="test_fraction is 1"):
-            kind(test_fraction=1.0, **place)
 
 
 # --- folder
@@ -206,9 +203,7 @@ def test_hidden_files_and_folders_are_no_images(pictures):
 
 
 def test_images_that_do_not_fit_into_memory_are_refused_before_they_are_decoded(pictures):
-    with pytest.raises(
-        ConfigError, match=r"data\.side=1000000: the images of .*pictures would take 60,000 GB of memory"
-    ):
+    with pytest.raises(ConfigError, match=r"pictures, data\.side=1000000: the images would take 60,000 GB of memory"):
         ready(Folder, root="pictures", side=1_000_000)
     assert not list(pictures.parent.glob("data/folder-*"))
 

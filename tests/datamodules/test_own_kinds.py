@@ -293,11 +293,3 @@ def test_links_to_folders_are_followed_and_end(here):
     os.symlink(here / "pictures/a", "pictures/a/again")
     data = pictures(test_fraction=0.25)
     assert len(data.train_images) + len(data.test_images) == 12 and data.class_names == ("a", "b")
-
-
-def test_an_own_set_knows_its_size_before_it_is_read(here):
-    draw("pictures/train/a", "pictures/train/b", "pictures/test/a", "pictures/test/b", "pictures/unlabeled")
-    file_of(unlabelled_images=RNG.randint(0, 256, (5, 8, 8), np.uint8))
-    assert Folder(root="pictures").expected_size() == 12 and Npz(file="x.npz").expected_size() == 17
-    with pytest.raises(DataError):
-        Npz(file="none.npz").expected_size()

@@ -35,7 +35,7 @@ from methods.cbafed import (
     class_share,
     tail_classes,
 )
-from methods.parts.aggregation import share_weights
+from methods.parts.labelled_clients import share_weights
 
 EASY = {"cba_tau": 0.05, "cba_tau_h": 0.2, "tail_beta": 0.9}
 

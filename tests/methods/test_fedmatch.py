@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmark.federation.loop import Federation
 from benchmark.federation.site import Sent
@@ -17,9 +17,7 @@ from federations import NUM_CLIENTS, FewDigits, few_in, fit_on, images, make_fed
 from methods import models
 from methods.ablations.fedmatch import OwnEntriesKept, SemiFLsCopy
 from methods.base import Visit
-from methods.fedmatch import FedMatch, agreed_labels, helper_divergence
-from methods.parts.additive import differs, flat, pairs, sparse_bytes
-from methods.parts.helpers import nearest, noise_image
+from methods.fedmatch import Additive, FedMatch, agreed_labels, differs, flat, nearest, noise_image, pairs, sparse_bytes
 from methods.parts.tensors import debias
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -27,7 +25,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "resnet9": {"width": 2},
     "static": {"name": "wrn28_2", "depth": 10, "width": 1, "norm": "static"},
     "running": {"name": "wrn28_2", "depth": 10, "width": 1, "norm": "running"},
-    "group": {"name": "wrn28_2", "depth": 10, "width": 1, "norm": "group"},
+    "vit_tiny_scratch": {"image_size": 32},
 }
 
 
@@ -56,13 +54,17 @@ def single() -> FewDigits:
     return few(dtype=torch.float32, clients=NUM_CLIENTS)
 
 
-def method(network: str = "resnet9_plain", cls: type[FedMatch] = FedMatch, seed: int = 0, **args: Any) -> FedMatch:
+def network(name: str) -> nn.Module:
+    """Freshly initialised, in double precision."""
+    options = dict(NETWORKS[name])
+    torch.manual_seed(0)
+    return models.build(options.pop("name", name), 10, **options).double()
+
+
+def method(name: str = "resnet9_plain", cls: type[FedMatch] = FedMatch, **args: Any) -> FedMatch:
     """Around a small network, in double precision, with one epoch everywhere unless the arguments say otherwise."""
-    options = dict(NETWORKS[network])
-    torch.manual_seed(seed)
-    model = models.build(options.pop("name", network), 10, **options)
     known = {"num_classes": 10, "num_clients": 6, "image_shape": (3, 16, 16)}
-    return cls(model, **known, **{"local_epochs": 1, "server_epochs": 1, **args}).double()
+    return cls(network(name), **known, **{"local_epochs": 1, "server_epochs": 1, **args}).double()
 
 
 def federation(made: FedMatch, data: Digits | None = None, rounds: int = 4) -> Federation:
@@ -84,10 +86,10 @@ def probabilities(*shape: int, seed: int = 0) -> Tensor:
 # The two parts.
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-def test_labels_train_sigma_and_images_train_psi(network: str) -> None:
+@pytest.mark.parametrize("name", ["resnet9_plain", "resnet9", "running"])
+def test_labels_train_sigma_and_images_train_psi(name: str) -> None:
     """At the server, and at a client without labels; biases and norms are part of sigma."""
-    run = federation(method(network))
+    run = federation(method(name))
     psi = {f"model.{name}" for name in run.method.psi_names}
     everything = {f"model.{name}" for name, _ in run.method.model.named_parameters()}
     assert len(psi) == len(pairs(run.method.model)) > 8
@@ -152,6 +154,31 @@ def test_psi_descends_on_the_unlabelled_loss(helped: bool, dpl: bool) -> None:
         torch.testing.assert_close(new, old - 0.01 * slope)
 
 
+@pytest.mark.parametrize("name", ["resnet9_plain", "static", "vit_tiny_scratch"])
+def test_the_network_computes_with_the_sum(name: str) -> None:
+    """sigma is the weight of before, psi a fifth of it: the output is that of weights 1.2 times as large."""
+    whole, divided = network(name), network(name)
+    FedMatch(divided, num_classes=10, num_clients=1, image_shape=(3, 32, 32), l1_threshold=0.0)
+    kinds = (nn.Conv2d, nn.Linear)
+    weights = [layer.weight for layer in whole.modules() if isinstance(layer, kinds)]
+    with torch.no_grad():
+        for weight in weights:
+            weight.mul_(1.2)
+    x = torch.rand(4, 3, 32, 32, dtype=torch.float64)
+    for mode in (True, False):
+        torch.testing.assert_close(divided.train(mode)(x), whole.train(mode)(x))
+    assert len(pairs(divided)) == len(weights)
+    assert all(torch.equal(psi, 0.2 * sigma) for sigma, psi in pairs(divided))
+
+
+def test_small_entries_are_cut_in_evaluation_only() -> None:
+    """Values of exactly the bound are cut too."""
+    part = Additive(torch.tensor([1e-6, -5e-6, 6e-6, 1.0], dtype=torch.float64), cut=5e-6)
+    zero = torch.zeros(4, dtype=torch.float64)
+    assert part(zero).tolist() == [1e-6, -5e-6, 6e-6, 1.0]
+    assert part.eval()(zero).tolist() == [0.0, 0.0, 6e-6, 1.0]
+
+
 # Helpers.
 
 
@@ -168,19 +195,6 @@ def test_votes() -> None:
     assert agreed_labels(own, helpers).tolist() == [0, 0, 0]
     assert agreed_labels(own, helpers[:, :1]).tolist() == [0, 1, 0]
     assert agreed_labels(own, None).tolist() == [2, 2, 0]
-
-
-def test_divergence_from_the_helpers() -> None:
-    """torch's divergence, a helper that is certain, and one that agrees."""
-    logits, helpers = torch.randn(5, 10, dtype=torch.float64), probabilities(5, 2, 10)
-    helpers[0, 0] = F.one_hot(torch.tensor(3), 10).double()
-    helpers[1] = logits[1].softmax(dim=0)
-    found = helper_divergence(logits, helpers)
-    logs = logits.log_softmax(dim=1)
-    for i in range(5):
-        expected = sum(F.kl_div(logs[i], helpers[i, j], reduction="sum") for j in range(2)) / 2
-        torch.testing.assert_close(found[i], expected)
-    assert abs(float(found[1])) < 1e-12
 
 
 def test_nearest_clients() -> None:
@@ -450,14 +464,3 @@ def test_inert_clients_leave_what_the_labels_alone_give() -> None:
     weights = {name: value for name, value in alone.server.items() if name.startswith("model.")}
     assert changed(start, alone.server) == set(weights)
     assert changed(weights, inert.server) == set()
-
-
-def test_independent_parts() -> None:
-    """In SemiFL's copy psi is drawn from the law of variance 2 / fan_out, and is not a multiple of sigma."""
-    divided = models.build("resnet9", 10, width=16)
-    SemiFLsCopy(divided, num_classes=10, num_clients=1, image_shape=(3, 32, 32))
-    sigma, psi = pairs(divided)[-1]
-    fan_out = psi.shape[0] * psi.shape[2] * psi.shape[3]
-    assert float(psi.detach().var()) == pytest.approx(2.0 / fan_out, rel=0.05)
-    mixed = torch.stack([sigma.detach().flatten(), psi.detach().flatten()]).corrcoef()
-    assert abs(float(mixed[0, 1])) < 0.05

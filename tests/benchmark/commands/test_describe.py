@@ -36,7 +36,7 @@ def test_the_options_and_the_seed_that_drew_the_partition_are_shown(capsys: Any)
     ("arguments", "message"),
     [
         ([*DIGITS, "--seed", "5"], "--seed 5: has no effect, since data.partition_seed is 1337; add --data."),
-        ([*OF_THE_RUN, "--seed", "-1"], "partition_seed is -1"),
+        ([*OF_THE_RUN, "--seed", "-1"], "run_seed=-1"),
         ([*DIGITS, "--export", "/nonexistent/x"], "No such file or directory; is the folder there"),
     ],
 )  # fmt: skip

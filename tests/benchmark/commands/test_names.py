@@ -1,5 +1,7 @@
 """``--version``, ``list``, and lists of names in options."""
 
+import re
+
 import pytest
 
 from benchmark.cli import main
@@ -12,16 +14,8 @@ from methods.models import MODELS
 def test_version_and_lists(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("fssl-bench ")
-    for what, name, about in (
-        ("methods", "rscfed", "random sampling consensus"),
-        ("data", "digits", "scikit-learn's embedded handwritten digits"),
-        ("models", "wrn28_2", "(depth=28, width=2)"),
-        ("suites", "fl2", "Overcoming Few Labels"),
-    ):
-        assert main(["list", what]) == 0
-        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"  {name} ")]
-        assert about in line
-    assert main(["list", "papers"]) == 2
+    assert main(["list", "models"]) == 0
+    assert re.search(r"^  wrn28_2 .*\(depth=28, width=2\)$", capsys.readouterr().out, re.M)
 
 
 def test_all_is_listed_with_a_line_on_each(capsys):

@@ -23,7 +23,7 @@ def test_a_run_of_more_rounds_goes_on_from_a_complete_one_and_ends_bit_for_bit_a
     assert "goes on" not in capsys.readouterr().err
 
 
-def test_a_schedule_over_the_rounds_starts_over_and_is_named(tmp_path, capsys):
+def test_a_schedule_over_the_rounds_starts_over(tmp_path, capsys):
     semifl = {
         **PERSONAL,
         "method": "semifl",
@@ -36,9 +36,7 @@ def test_a_schedule_over_the_rounds_starts_over_and_is_named(tmp_path, capsys):
         options = {**semifl, "method__lr_schedule": schedule, "method__local_epochs": 1, "eval_every": 1}
         fit(configuration(tmp_path, **{**options, "rounds": 1}))
         path = fit(configuration(tmp_path, **{**options, "rounds": 2}))
-        told = capsys.readouterr().err
-        assert ("starts at its first round" in told and "lr_schedule=cosine" in told) == (schedule == "cosine")
-        assert ("goes on from the last round" in told) == (schedule == "constant")
+        assert ("goes on from the last round" in capsys.readouterr().err) == (schedule == "constant")
         assert read_record(path)["rounds"] == {"done": 2, "total": 2}
 
 

@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 from lightning.fabric.strategies import DDPStrategy
 
-from benchmark.cli import main
 from benchmark.federation import checkpoint
 from benchmark.launch import run
 from benchmark.launch.recorder import CHECKPOINT
@@ -69,44 +67,6 @@ def test_kills_at_random_moments_leave_no_trace(tmp_path, reference, memory, sum
     assert len(kills) >= 3 and kills[1] >= 1, "the runs ended before they were killed"
     assert_same_run(fit(config), whole)
     assert bool(filed) == (memory == 0) and not list(path.glob("states.*"))
-
-
-LEAVES = """
-import ctypes
-
-from methods.fedavg import FedAvg
-
-
-class Leaves(FedAvg):
-    def make_upload(self, client):
-        if self.hparams.lr == 0.5:
-            ctypes.CDLL(None)._exit(0)
-        return super().make_upload(client)
-"""
-
-
-def carried_out(command, place):
-    """The whole of a process: a command in a folder, from which classes can be imported, with its errors in a file."""
-    os.chdir(place)
-    sys.path.insert(0, str(place))
-    with open("told", "w") as sys.stderr:
-        code = main(command.split())
-    sys.exit(code)
-
-
-@pytest.mark.timeout(300)
-def test_a_method_that_leaves_without_a_word_has_failed_and_the_next_run_is_made(tmp_path):
-    """Native code may end the process of a run with the code of a success: it does not end the command."""
-    (tmp_path / "leaves.py").write_text(LEAVES)
-    command = "fit --method leaves.Leaves --data digits --rounds 1 --devices 1 --threads 1 --wandb off"
-    command += " --accelerator cpu --method.lr 0.5,0.1 --seed 0"
-    process = forks().Process(target=carried_out, args=(command, tmp_path))
-    process.start()
-    process.join()
-    told = (tmp_path / "told").read_text()
-    assert process.exitcode == 1
-    assert "error: method.lr 0.5, seed 0: its process ended with code 0 before the run was complete" in told
-    assert sorted(state(path) for path in tmp_path.glob("results/runs/*")) == ["complete", "stale"]
 
 
 def with_forks(config):

@@ -14,10 +14,10 @@ from benchmark.launch.launchers import (
     check_left_over,
     is_one_of_several,
     leave_allocation,
-    refuse_several,
     slurm_tasks,
     torchrun,
 )
+from benchmark.launch.pool import run_all
 from datamodules.common.errors import ConfigError
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
@@ -31,18 +31,17 @@ def test_processes_that_a_launcher_has_started_are_for_one_run(monkeypatch, laun
     check_left_over()
     assert is_one_of_several()
     assert (torchrun(), slurm_tasks()) == ((Torchrun(local=2, nodes=2), 0) if launcher is TORCHRUN else (None, 4))
-    with pytest.raises(ConfigError, match="table starts its own processes"):
-        refuse_several("table")
+    with pytest.raises(ConfigError, match="starts its own processes"):
+        run_all([])
 
 
 def test_an_allocation_of_several_tasks_is_refused_without_srun(monkeypatch):
-    """The first of its processes would wait for the others for ever. Commands with many runs do not mind."""
+    """The first of its processes would wait for the others for ever."""
     for name in ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_JOB_NAME"):
         monkeypatch.setenv(name, {**SRUN, "SLURM_PROCID": "0"}[name])
     check_left_over()
     with pytest.raises(ConfigError, match="4 tasks, but srun has not started this process"):
         slurm_tasks()
-    refuse_several("table")
     leave_allocation()
     assert slurm_tasks() == 0
 

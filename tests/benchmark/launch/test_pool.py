@@ -15,18 +15,16 @@ from rich.console import Console
 from benchmark import ROOT
 from benchmark import registry as classes
 from benchmark.config import Run, RunConfig, Runtime
-from benchmark.launch.pool import LOG, attempt, default_jobs, in_own_process, pinned, run_all
+from benchmark.launch.placement import default_jobs
+from benchmark.launch.pool import LOG, run_all
 from benchmark.launch.progress import Display
 from benchmark.launch.signals import STOPPED
 from benchmark.registry import ClassSpec
 from benchmark.runs import folder
 from benchmark.runs.environment import cores
 from benchmark.runs.folder import RunFolder
-from benchmark.runs.lock import RunLocked, run_lock
-from benchmark.runs.records import read_record
+from benchmark.runs.lock import run_lock
 from benchmark.runs.states import state
-from datamodules.common.errors import RunError
-from run_folders import change
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 FIT = """
@@ -34,7 +32,6 @@ import ctypes, os, signal
 from benchmark import registry as classes
 from benchmark.runs import folder
 from benchmark.registry import Kind
-from datamodules.common.errors import RunError
 from benchmark.runs.folder import RunFolder
 
 class Base: revision = 1
@@ -54,8 +51,6 @@ def fit(run):
               os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("OF_THE_COMMAND"), flush=True)
         if config.seed == 666:
             raise ZeroDivisionError("seed 666 " + 100_000 * "!")
-        if config.seed == 667:
-            raise RunError("a known problem")
         if config.seed == 998:
             ctypes.CDLL(None)._exit(0)  # past everything that Python could do about it
         if config.seed == 999:
@@ -102,7 +97,7 @@ def test_every_run_has_its_process_and_survives_failures_and_deaths_of_others(tm
     monkeypatch.setenv("OF_THE_COMMAND", "yes")
     runs = planned(tmp_path, 1, 998, 999, 666, 2, 3)
     console = quiet()
-    outcomes = run_all(runs, 2, 0, Display(len(runs), console), fake)
+    outcomes = run_all(runs, 2, console, fake)
     expected = {1: "complete", 2: "complete", 3: "complete", 666: "failed", 998: "failed", 999: "failed"}
     assert seed_status(outcomes) == expected
     messages = {outcome.run.config.seed: outcome.message for outcome in outcomes}
@@ -111,7 +106,6 @@ def test_every_run_has_its_process_and_survives_failures_and_deaths_of_others(tm
     assert "ended with code 0 before the run was complete" in messages[998]
     states = {run.config.seed: state(run.folder) for run in runs}
     assert states == {**expected, 998: "stale", 999: "stale"}
-    assert "ZeroDivisionError: seed 666" in read_record(runs[3].folder)["error"]
     text = console.file.getvalue()
     assert "[6/6]" in text and "complete 1/A/low1 +1 seed 1" in text and "failed 1/A/low666" in text
     logs = [(run.folder / LOG).read_text().split() for run in runs]
@@ -119,72 +113,21 @@ def test_every_run_has_its_process_and_survives_failures_and_deaths_of_others(tm
     assert {(log[3], log[4], log[6]) for log in logs} == {("1", str(max(1, cores() // 2)), "yes")}
 
 
-def test_threads_of_runs_that_go_on_at_once(tmp_path, fake, machine, monkeypatch):
-    """An even share of the cores, however few runs there are, or what is asked for; one by one, they choose."""
-    runs = planned(tmp_path, 1)
-    machine.cores = 8
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-
-    def threads(jobs, gpus=0, runs=runs):
-        (one,) = pinned(runs, jobs, gpus)
-        return one.config.runtime.devices, one.config.runtime.threads
-
-    assert [threads(1), threads(1, 1), threads(2), threads(16)] == [("auto", "auto"), (1, 8), (1, 4), (1, 1)]
-    asked = [run.replace(runtime=Runtime(threads=3)) for run in runs]
-    assert threads(2, runs=asked) == (1, 3)
-    begun = RunFolder(runs[0].folder)
-    begun.open(runs[0], FACTS)
-    begun.saved(1)
-    (begun.path / "checkpoint.pt").touch()
-    change(begun.path, lambda record: record["environment"].update(threads=5))
-    assert [threads(2), threads(2, runs=asked)] == [(1, 5), (1, 3)]  # of a run that continues
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert [threads(1), threads(2), threads(2, runs=asked)] == [("auto", "auto"), (1, 2), (1, 3)]
-
-
-def test_runs_that_go_on_at_once_share_the_memory_for_states(tmp_path, fake, machine):
-    """Half of what is free, for all of them together."""
-    machine.write(proc__meminfo="MemAvailable: 16000000 kB\n")
-    runs = planned(tmp_path, 1, 2, 3, 4)
-
-    def memory(jobs, runs=runs):
-        return {run.config.runtime.client_memory for run in pinned(runs, jobs, 0)}
-
-    assert memory(4) == {2.048} and memory(2) == memory(8, runs[:2]) == {4.096}
-    assert memory(1) == {"auto"}
-    assert memory(2, [run.replace(runtime=Runtime(client_memory=0.5)) for run in runs]) == {0.5}
-    machine.write(proc__meminfo="")
-    assert memory(4) == {"auto"}
-
-
-def test_one_run_in_a_process_of_its_own(tmp_path, fake):
-    """What becomes of it is what becomes of a call; an exit with code 0 before its end is an error."""
-    whole, leaves, fails, held = planned(tmp_path, 1, 998, 667, 2)
-    assert in_own_process(whole, fake) == whole.folder and state(whole.folder) == "complete"
-    with pytest.raises(RunError, match=r"ended with code 0 before the run was complete"):
-        in_own_process(leaves, fake)
-    with pytest.raises(RunError, match=r"^a known problem$"):
-        in_own_process(fails, fake)
-    with run_lock(held.folder), pytest.raises(RunLocked, match="is working on this run"):
-        in_own_process(held, fake)
-
-
 def test_runs_at_once_have_gpus_of_their_own(tmp_path, fake, monkeypatch):
     """Of those that this process may use, by their own numbers; or one run per core where there is none."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,-1,7")
     runs = planned(tmp_path, *range(1, 5))
-    run_all(runs, 2, 2, Display(len(runs), quiet()), fake)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    run_all(runs, 2, quiet(), fake)
     logs = [(run.folder / LOG).read_text().split() for run in runs]
     assert {log[5] for log in logs} == {"3", "5"} and len({log[2] for log in logs}) == 4
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert default_jobs(Runtime()) == (2, 2)
-    assert default_jobs(Runtime(accelerator="cpu")) == (cores(), 0)
+    assert default_jobs(Runtime()) == 2 and default_jobs(Runtime(accelerator="cpu")) == cores()
 
 
 def test_a_run_that_another_process_holds_is_busy_and_untouched(tmp_path, fake):
     (run,) = planned(tmp_path, 1)
     with run_lock(run.folder):
-        outcomes = run_all([run], 1, 0, Display(1, quiet()), fake)
+        outcomes = run_all([run], 1, quiet(), fake)
     assert seed_status(outcomes) == {1: "busy"} and "is working on this run" in outcomes[0].message
     assert state(run.folder) == "missing"
 
@@ -196,37 +139,22 @@ def test_a_damaged_record_beside_a_checkpoint_does_not_end_the_others(tmp_path, 
     path.mkdir(parents=True)
     (path / "checkpoint.pt").write_bytes(b"saved")
     (path / "record.json").write_text("{")
-    outcomes = run_all(runs, 2, 0, Display(len(runs), quiet()), fake)
+    outcomes = run_all(runs, 2, quiet(), fake)
     assert seed_status(outcomes) == {1: "failed", 2: "complete"}
-
-
-def test_attempt_never_touches_a_complete_record(tmp_path, fake):
-    def fails(run):
-        raise RunError("made under other defaults")
-
-    (run,) = planned(tmp_path, 1)
-    done = RunFolder(run.folder)
-    done.open(run, FACTS)
-    done.append({"round": 1, "acc": 1.0})
-    done.finish()
-    before = (done.path / "record.json").read_bytes()
-    assert attempt(run, fails)[0] == "failed"
-    assert (done.path / "record.json").read_bytes() == before
 
 
 LONG = """
 import os, sys, time
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 from benchmark.config import Runtime
 from benchmark.launch.pool import run_all
 from benchmark.launch.signals import STOPPED, stoppable
 from datamodules.common.errors import Stopped
 
 class Planned(SimpleNamespace):
-    id = "x"
-    config = SimpleNamespace(runtime=Runtime())
+    cells = ("x",)
+    config = SimpleNamespace(runtime=Runtime(accelerator="cpu"), rounds=1, seed=1, eval_every=1)
 
     def replace(self, **changes):
         return self
@@ -245,10 +173,10 @@ def fit(run):
 
 if __name__ == "__main__":
     names = sys.argv[1:]
-    runs = [Planned(folder=Path(name)) for name in names]
+    runs = [Planned(folder=Path(name), id=name) for name in names]
     try:
         with stoppable():
-            run_all(runs if len(runs) > 1 else runs * 2, len(runs), 0, MagicMock(), "long.fit")
+            run_all(runs if len(runs) > 1 else runs * 2, len(runs), fit="long.fit")
     except KeyboardInterrupt:
         sys.exit(130)
     except Stopped:

@@ -73,12 +73,12 @@ def test_rounds_between_evaluations_count(run):
 def test_what_the_same_command_does_with_an_interrupted_run(run):
     files = RunFolder(run.folder)
     name = run.folder.name
-    assert continuation(run) == f"starts {name} from its first round: there is no checkpoint yet"
+    assert continuation(run) == f"{name} starts from its first round: there is no checkpoint yet"
     files.open(run, FACTS)
     files.append({"round": 99, "acc": 10.0})
     assert "from its first round" in continuation(run)
     (files.path / "checkpoint.pt").write_bytes(b"")
     files.saved(60)
-    assert continuation(run) == f"continues {name} from round 61 of 100, after its last checkpoint"
+    assert continuation(run) == f"{name} continues from round 61 of 100, after its last checkpoint"
     files.finish()
-    assert continuation(run) == f"finds {name} complete"
+    assert continuation(run) == f"{name} is complete"

@@ -13,11 +13,10 @@ from benchmark.federation import checkpoint
 from benchmark.federation.loop import Federation
 from benchmark.launch.recorder import CHECKPOINT, Recorder
 from benchmark.launch.run import fit
-from benchmark.runs.records import read_record
 from benchmark.runs.states import saved_rounds, state
 from datamodules.common.errors import RunError, Stopped
 from methods.fedavg import FedAvg
-from runs import MIXED, ROUNDS, SHORT, assert_same_run, configuration, interrupted, planted
+from runs import MIXED, ROUNDS, SHORT, assert_same_run, configuration, planted
 
 
 def test_rows_that_change_while_a_run_goes_on_are_not_sealed(tmp_path, monkeypatch):
@@ -94,11 +93,3 @@ def test_a_stop_is_no_failure_where_the_last_rounds_cannot_be_saved(tmp_path, re
     assert "the last rounds could not be saved: [Errno 28] No space left on device" in capsys.readouterr().err
     assert Recorder.save is save
     assert_same_run(fit(config), reference)
-
-
-def test_a_record_says_after_which_round_its_run_would_continue(tmp_path):
-    config = configuration(tmp_path, **SHORT)
-    assert saved_rounds(config.folder) == 0
-    path = interrupted(config, 1)
-    assert saved_rounds(path) == 1 == checkpoint.load(path / CHECKPOINT)["round"]
-    assert "saved_rounds" not in read_record(fit(config))["timing"]

@@ -46,18 +46,6 @@ def test_a_checkpoint_without_its_sums_is_refused(interrupted_at):
         fit(config)
 
 
-def test_a_run_without_its_rows_does_not_go_on(interrupted_at, reference):
-    """Its record would be complete without them; once they are back, so is the run."""
-    config, path = interrupted_at(3)
-    rows = (path / "metrics.jsonl").read_bytes()
-    (path / "metrics.jsonl").unlink()
-    with pytest.raises(RunError, match=r"round 3, .*metrics\.jsonl .*round 0"):
-        fit(config)
-    assert state(path) == "failed"
-    (path / "metrics.jsonl").write_bytes(rows)
-    assert_same_run(fit(config), reference)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [

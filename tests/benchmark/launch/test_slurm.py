@@ -15,7 +15,7 @@ from benchmark.cli import main
 from benchmark.config import Runtime, from_yaml, run_id
 from benchmark.launch import slurm
 from benchmark.suites import suite
-from datamodules.common.errors import ConfigError, RunError
+from datamodules.common.errors import RunError
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "srun")
 PATIENCE_S = 100
@@ -150,7 +150,7 @@ def _table(path, results, *more):
 
 def test_the_files_of_a_job_array_hold_the_runs_themselves(tmp_path, tiny):
     runs = list(suite.load(str(tiny())).plan("quick").runs.values())
-    script = slurm.write(runs, "tiny-quick", tmp_path / "with 'a quote'", slurm.Array())
+    script = slurm.write(runs, "tiny-quick", tmp_path / "with 'a quote'")
     listed = (script.parent / slurm.LIST).read_text().splitlines()
     assert [run_id(from_yaml(Path(config).read_text())) for config in listed] == [run.id for run in runs]
     assert "#SBATCH --array=1-2\n" in script.read_text()
@@ -161,7 +161,7 @@ def test_a_task_finds_data_and_results_wherever_it_runs(tmp_path, tiny, monkeypa
     """``sbatch --chdir`` gives it another working folder than that of the command."""
     monkeypatch.chdir(tmp_path)
     run, _ = suite.load(str(tiny())).plan("quick", runtime=Runtime(data_dir="../d")).runs.values()
-    config = slurm.write([run], "tiny", Path("results"), slurm.Array()).with_name(f"{run.id}.yaml")
+    config = slurm.write([run], "tiny", Path("results")).with_name(f"{run.id}.yaml")
     runtime = from_yaml(config.read_text()).runtime
     assert (runtime.data_dir, runtime.results_dir) == (f"{tmp_path}/../d", f"{tmp_path}/results")
 
@@ -180,8 +180,8 @@ def test_a_task_finds_data_and_results_wherever_it_runs(tmp_path, tiny, monkeypa
 def test_a_task_runs_its_bundle(tmp_path, tiny, task, codes, ran, ends):
     """With commands in SLURM's place that write down what they are asked for."""
     runs = list(suite.load(str(tiny())).plan("quick", [0, 1, 2]).runs.values())
-    script = slurm.write(runs, "tiny-quick", tmp_path / "results", slurm.Array(bundle=2, at_once=4))
-    assert "#SBATCH --array=1-2%4\n" in script.read_text()
+    script = slurm.write(runs, "tiny-quick", tmp_path / "results", bundle=2)
+    assert "#SBATCH --array=1-2\n" in script.read_text()
     commands, done = tmp_path / "commands", tmp_path / "done"
     commands.mkdir()
     numbers = "".join(
@@ -197,16 +197,10 @@ def test_a_task_runs_its_bundle(tmp_path, tiny, task, codes, ran, ends):
 
 
 def test_the_plan_of_an_array_is_told_and_nothing_is_written(tmp_path, tiny, capfd):
-    more = ["--slurm=--partition=gpu", "--slurm_bundle", "2", "--slurm_at_once", "1", "--dry_run"]
+    more = ["--slurm=--partition=gpu", "--slurm_bundle", "2", "--dry_run"]
     assert _table(tiny(), tmp_path / "results", *more) == 0
-    assert capfd.readouterr().out == "2 runs: sbatch --array=1-1%1 --partition=gpu\n"
+    assert capfd.readouterr().out == "2 runs: sbatch --array=1-1 --partition=gpu\n"
     assert not (tmp_path / "results").exists()
-
-
-@pytest.mark.parametrize(("bundle", "at_once", "option"), [(0, None, "bundle"), (1, 0, "at_once")])
-def test_an_array_without_tasks_is_refused(bundle, at_once, option):
-    with pytest.raises(ConfigError, match=f"--slurm_{option} is 0"):
-        slurm.Array(bundle, at_once).spelled(1)
 
 
 def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path, tiny):
@@ -214,7 +208,7 @@ def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path, tiny):
     runs = list(suite.load(str(tiny())).plan("quick").runs.values())
     elsewhere = [run.replace(runtime=Runtime(threads=8)) for run in runs[:1]]
     lists = (runs[:1], runs[1:], elsewhere, runs[:1])
-    first, *others, again = (slurm.write(some, "tiny-quick", tmp_path, slurm.Array()) for some in lists)
+    first, *others, again = (slurm.write(some, "tiny-quick", tmp_path) for some in lists)
     assert first == again and len({first, *others}) == 3
     assert f"{runs[0].id}.yaml" in (first.parent / slurm.LIST).read_text()
 
@@ -233,12 +227,6 @@ def test_what_sbatch_refuses_is_told_in_its_words(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(RunError, match=r"sbatch: error: .* --partition=none"):
         slurm.submit(tmp_path / "job.sh", "--partition=none")
-
-
-def test_options_of_sbatch_with_a_quote_left_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
-    with pytest.raises(ConfigError, match=r"--slurm .*: No closing quotation"):
-        slurm.submit(tmp_path / "job.sh", "--comment='mine")
 
 
 @pytest.mark.timeout(300)

@@ -46,7 +46,7 @@ def test_a_checkout_is_described_and_marked_if_its_code_differs(monkeypatch, tmp
     checkout(monkeypatch, tmp_path, "benchmark/run.py", "README.md")
     code, page = tmp_path / "benchmark" / "run.py", tmp_path / "README.md"
     page.write_text("second\n")
-    beside = tmp_path / "benchmark" / "suites" / "tuned" / "text-board.yaml"
+    beside = tmp_path / "benchmark" / "suites" / "tuned" / "news-board.yaml"
     beside.parent.mkdir(parents=True)
     beside.write_text("a rate\n")
     assert code_identity.code_version() == "v1"

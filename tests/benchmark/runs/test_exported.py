@@ -14,21 +14,9 @@ from benchmark.runs.records import read_record
 from datamodules.common.errors import DataError, RunError
 
 OPTIONS = {"rounds": 2, "seed": 5, "threads": 1, "model": "mlp", "wandb": "off", "results_dir": "results"}
-DATA = ["--data", "digits", "--data.num_clients", "3", "--data.labelled_clients", "3", "--data.partition", "iid"]
-COMMAND = [
-    *DATA,
-    "--model",
-    "mlp",
-    "--method.batch_size",
-    "16",
-    "--method.lr",
-    "0.03",
-    "--rounds",
-    "6",
-    "--threads",
-    "1",
-]
-COMMAND += ["--threads", "1", "--wandb", "off"]
+CLIENTS = ["--data", "digits", "--data.num_clients", "3", "--data.labelled_clients", "3", "--data.partition", "iid"]
+TRAINED = ["--model", "mlp", "--method.batch_size", "16", "--method.lr", "0.03", "--rounds", "6"]
+TRAINED += ["--threads", "1", "--wandb", "off"]
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +28,7 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("method", ["fedavg", "fed_consist"])
 def test_fit_exports_the_model_and_it_has_the_accuracy_of_the_record(here, method, capsys):
     """With a complete run nothing is run again, and the file says all that the folder said."""
-    command = ["fit", "--method", method, *COMMAND, "--export", "out/model.pt"]
+    command = ["fit", "--method", method, *CLIENTS, *TRAINED, "--export", "out/model.pt"]
     assert main(command) == 0 and "wrote out/model.pt" in capsys.readouterr().out
     (path,) = here.glob("results/runs/*")
     record, first = read_record(path), (here / "out/model.pt").read_bytes()
@@ -70,7 +58,7 @@ def test_an_exported_model_classifies_images_without_its_data(here):
     }  # fmt: skip
     np.savez("own.npz", **images, **labels, class_names=["dark", "light"])
     words = ["--data", "npz", "--data.file", str(here / "own.npz"), "--data.num_clients", "2"]
-    command = ["fit", "--method", "fedavg", *words, *COMMAND[6:], "--export", "model.pt"]
+    command = ["fit", "--method", "fedavg", *words, *TRAINED, "--export", "model.pt"]
     assert main(command) == 0
     (path,) = here.glob("results/runs/*")
     acc = read_record(path)["final"]["acc"]

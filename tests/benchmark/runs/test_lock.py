@@ -13,7 +13,6 @@ import pytest
 from benchmark.launch.recorder import Recorder
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked, holder, locked, run_lock
-from benchmark.runs.loggers import Mirror
 from benchmark.runs.records import read_record
 from benchmark.runs.states import state
 from run_folders import FACTS, RUN, flocked, row
@@ -72,10 +71,6 @@ def test_one_who_looks_does_not_keep_a_run_from_starting(tmp_path):
     timer.join()
 
 
-def test_an_unlocked_folder(tmp_path):
-    assert not locked(tmp_path / "nowhere") and holder(tmp_path / "nowhere") == {}
-
-
 def another_host_finishes(path, monkeypatch):
     """Carry the run out on a host that does not see this one's locks, long after this one's last heartbeat."""
     lock = path / "run.lock"
@@ -96,7 +91,7 @@ def another_host_finishes(path, monkeypatch):
 def test_a_process_that_slept_while_another_host_finished_its_run_writes_nothing(tmp_path, monkeypatch):
     """Neither a row, nor a checkpoint, nor its failure, nor a heartbeat: the record stays complete."""
     ours = RunFolder(tmp_path, heartbeat_s=0)
-    recorder = Recorder(ours, Mirror("off", tmp_path, RUN.config.runtime, "quick"), 0.0)
+    recorder = Recorder(RUN, ours)
     with ours.lock():
         ours.open(RUN, FACTS)
         ours.append(row(0))

@@ -30,9 +30,9 @@ def test_rows_of_a_table_share_the_setting() -> None:
         assert set(configs) - hidden == set(table.bounds) | ({"revealed labels"} & set(configs))
 
 
-def test_rows_and_labels_are_those_of_the_texts() -> None:
+def test_rows_and_labels_of_digits_are_those_of_the_texts() -> None:
     """But for the two of the central trial, which are in no table."""
-    own, texts = load("images"), load("text")
+    own, texts = load("mnist"), load("news")
     assert [(t.number, [row.method for row in t.rows]) for t in own.tables] == [
         (t.number, [row.method for row in t.rows]) for t in texts.tables
     ]

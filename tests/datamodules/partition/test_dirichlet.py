@@ -91,9 +91,9 @@ def test_vanishing_shares_give_each_class_to_one_open_client(beta):
 @pytest.mark.parametrize(
     ("num_clients", "options", "message"),
     [
-        (0, {}, "cannot spread 50 samples over 0 clients: choose at least one client"),
+        (0, {}, "cannot spread 50 samples over 0 clients"),
         (6, {}, "cannot give each of 6 clients min_size=10 or more of 50 samples: choose fewer"),
-        (5, {"beta": 0.01}, "no Dirichlet partition .* beta=0.01 .* in 20 attempts: choose fewer clients"),
+        (5, {"beta": 0.01}, "no Dirichlet partition .* beta=0.01 .* in 20 attempts: choose fewer"),
     ],
 )
 def test_impossible_dirichlet_requests_name_values_and_remedy(monkeypatch, num_clients, options, message):

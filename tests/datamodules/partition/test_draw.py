@@ -3,17 +3,9 @@
 import numpy as np
 import pytest
 
-from datamodules.common.errors import ConfigError, DataError
-from datamodules.partition import draw as draw_module
-from datamodules.partition.draw import (
-    balanced_holdout,
-    draw,
-    labelled_holdout,
-    shares,
-    stream_seed,
-    validation_images,
-)
-from datamodules.partition.partition import Partition, unlabelled_sets
+from datamodules.common.errors import ConfigError
+from datamodules.partition.draw import balanced_holdout, labelled_holdout, shares, stream_seed, validation_images
+from datamodules.partition.partition import unlabelled_sets
 from datamodules.partition.scenarios import Draw
 from datamodules.partition.split import labelled_pool, pairs
 from federations import SCENARIOS, make_data
@@ -25,6 +17,10 @@ labels = np.random.RandomState(0).permutation(np.arange(600) % 10)
 def options(scenario, **changes):
     """The options of a data module of that scenario."""
     return dict(make_data(scenario).hparams) | changes
+
+
+def draw(options, labels, seed):
+    return Draw(options, labels, np.random.RandomState(seed)).partition()
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -65,60 +61,6 @@ def test_pairs_meet_the_pools_in_the_order_of_their_draw_and_a_generator_of_thei
     first = pairs(labels[pools[0]], 4, 0.5, rng)
     assert [part.tolist() for part in going_on.labelled] == [pools[0][part].tolist() for part in first]
     assert going_on.hash != made.hash
-
-
-SKEWED = {"partition": "dirichlet", "beta": 0.5, "min_size": 5, "num_clients": 8, "labelled_clients": 3}
-
-
-def least_of_a_class(partition, clients):
-    return np.bincount(labels[np.concatenate(list(partition.labelled)[:clients])], minlength=10).min()
-
-
-def test_a_draw_is_repeated_from_its_stream_until_the_labelled_clients_hold_enough():
-    """The first of the partitions that one generator gives which does; how many did not is counted."""
-    given = options("partial_clients", labelled_pick="index0", **SKEWED)
-    made = draw(given | {"labelled_min_per_class": 12}, labels, SEED)
-    rng = np.random.RandomState(SEED)
-    drawn = [Draw(given, labels, rng).partition() for _ in range(made.redraws + 1)]
-    assert made.redraws > 0 and made.hash == drawn[-1].hash
-    assert [least_of_a_class(one, 3) >= 12 for one in drawn] == [False] * made.redraws + [True]
-    plain = draw(given, labels, SEED)
-    assert plain.redraws == 0 and plain.hash == drawn[0].hash
-    met = draw(given | {"labelled_min_per_class": int(least_of_a_class(plain, 3)) or None}, labels, SEED)
-    assert (met.redraws, met.hash) == (0, plain.hash)
-
-
-def test_a_bound_that_labels_everybody_meets_the_same_clients():
-    given = options("partial_clients", labelled_min_per_class=12, **SKEWED, picked=3, labelled_pick="index0")
-    method, bound = (draw(given | {"labelled_clients": n}, labels, SEED) for n in (3, 8))
-    assert method.redraws == bound.redraws > 0
-    ours = [*list(method.labelled)[:3], *list(method.unlabelled)[3:]]
-    assert all(np.array_equal(part, other) for part, other in zip(ours, bound.labelled, strict=True))
-
-
-def test_the_count_of_draws_goes_along(tmp_path):
-    made = draw(options("partial_clients", labelled_pick="index0", labelled_min_per_class=12, **SKEWED), labels, SEED)
-    assert made.moved(np.arange(600)).redraws == made.without_labelled([]).redraws == made.redraws
-    made.save(tmp_path / "partition.json", labels)
-    assert Partition.load(tmp_path / "partition.json", labels).redraws == made.redraws
-    saved = options("partial_clients", **SKEWED, partition_file=str(tmp_path / "partition.json"))
-    assert shares(saved | {"labelled_min_per_class": 12}, labels, SEED).partition.redraws == made.redraws
-    with pytest.raises(DataError, match=r"labelled_min_per_class=55: .* the only one"):
-        shares(saved | {"labelled_min_per_class": 55}, labels, SEED)
-
-
-@pytest.mark.parametrize(
-    ("least", "says"),
-    [
-        (61, r"the labelled clients must together hold that many .*the rarest class has only 60: label more"),
-        (60, "they did in none of 20 partitions: label more clients .*a larger data.beta, or a smaller"),
-    ],
-)
-def test_labelled_clients_that_never_hold_enough_are_one_clear_error(least, says, monkeypatch):
-    monkeypatch.setattr(draw_module, "MAX_DRAWS", 20)
-    given = options("partial_clients", labelled_min_per_class=least, **SKEWED)
-    with pytest.raises(DataError, match=rf"(?s)data\.labelled_min_per_class={least}: .*{says}"):
-        draw(given, labels, SEED)
 
 
 def test_a_named_stream_has_partitions_of_its_own():

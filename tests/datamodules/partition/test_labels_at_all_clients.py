@@ -8,7 +8,6 @@ import pytest
 import torch
 from numpy.random import RandomState
 
-from datamodules.common.errors import ConfigError
 from datamodules.digits import Digits
 from datamodules.fashion_mnist import FashionMNIST
 from datamodules.io.sources import Arrays
@@ -126,8 +125,8 @@ def test_released_clients_have_their_second_class_twice() -> None:
     assert [a.tolist() for a in labelled_sets(one, [3, 0, 3, 0, 3], "second_class")] == [[0]]  # no second class
 
 
-def test_repeated_labels_reach_the_client_and_need_their_scenario() -> None:
-    """The batches come from the longer list; elsewhere the option is refused."""
+def test_repeated_labels_reach_the_client() -> None:
+    """The batches come from the longer list."""
     options = {"num_labels": None, "labels_per_class": 5}
     plain, twice = (make_data("all_clients", **options, labelled_repeats=mode) for mode in ("none", "second_class"))
     assert plain.partition.hash == twice.partition.hash
@@ -136,8 +135,6 @@ def test_repeated_labels_reach_the_client_and_need_their_scenario() -> None:
     k = longer.index(5)
     assert len(twice.client(k).labels[-5:].unique()) == 1
     assert set(twice.client(k).labelled[-5:].tolist()) <= set(plain.client(k).labelled.tolist())
-    with pytest.raises(ConfigError, match="labelled_repeats=second_class"):
-        make_data("all_clients", labelled_repeats="second_class")
 
 
 # --- views

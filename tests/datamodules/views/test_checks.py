@@ -40,9 +40,9 @@ def test_images_take_the_bytes_of_the_largest_view():
 
 
 def test_images_that_do_not_fit_into_memory():
-    check_memory("digits", {}, 10**9, 2 * 10**9, processes=2)
-    check_memory("digits", {}, 10**9, None, processes=2)
-    with pytest.raises(ConfigError, match=r"digits: the images of digits would take 1 GB of memory, and 0\.9 GB are"):
-        check_memory("digits", {}, 10**9, 9 * 10**8, processes=1)
-    with pytest.raises(ConfigError, match=r"data\.side=64: .* in each of 3 processes, .*or fewer --devices"):
-        check_memory("digits", {"side": 64}, 10**9, 2 * 10**9, processes=3)
+    check_memory("digits", 10**9, 2 * 10**9, processes=2)
+    check_memory("digits", 10**9, None, processes=2)
+    with pytest.raises(ConfigError, match=r"digits: the images would take 1 GB of memory, and 0\.9 GB are"):
+        check_memory("digits", 10**9, 9 * 10**8)
+    with pytest.raises(ConfigError, match=r" in each of 3 processes, .*or fewer --devices"):
+        check_memory("digits", 10**9, 2 * 10**9, processes=3)

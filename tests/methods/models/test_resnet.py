@@ -1,17 +1,14 @@
-"""ResNets against the released networks: stems, initial weights, pretrained weights."""
+"""ResNets against the released networks: stems, initial weights."""
 
 import math
-from urllib.error import URLError
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from datamodules.common.errors import DataError
 from golden_files import load
 from methods.models import build
-from methods.models.resnet import ResNet18
 
 # --- ResNet-18
 
@@ -68,29 +65,6 @@ def test_the_isic_network_has_the_released_initial_weights():
         assert torch.equal(mine.weight, theirs.weight) and torch.equal(mine.bias, theirs.bias)
     for norm in (m for m in ours.modules() if isinstance(m, nn.BatchNorm2d)):
         assert bool((norm.weight == 1).all() and (norm.bias == 0).all())
-
-
-def test_missing_imagenet_weights_are_one_clear_error(monkeypatch):
-    def no_network(*args, **kwargs):
-        raise URLError("no route to host")
-
-    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", no_network)
-    with pytest.raises(DataError, match=r"resnet18-\w+\.pth .*no route to host.*pretrained=false"):
-        build("resnet18_cifar", 7, pretrained=True)
-
-
-def test_imagenet_weights_are_loaded_except_for_stem_and_head(monkeypatch):
-    from torchvision.models import resnet18
-
-    torch.manual_seed(11)
-    stored = resnet18().state_dict()
-    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *a, **k: stored)
-    net = ResNet18(7, stem="imagenet", pretrained=True).backbone
-    for name, value in net.state_dict().items():
-        assert torch.equal(value, stored[name]), name
-    cifar = ResNet18(7, stem="cifar", pretrained=True).backbone
-    assert cifar.conv1.weight.shape == (64, 3, 3, 3)
-    assert torch.equal(cifar.layer4[1].conv2.weight, stored["layer4.1.conv2.weight"])
 
 
 # --- ResNet-8

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from datamodules.common.errors import ConfigError, RunError
-from methods.parts.aggregation import share_weights, weighted_mean
+from methods.parts.aggregation import weighted_mean
+from methods.parts.labelled_clients import share_weights
 
 
 def state(value, seed=0):
