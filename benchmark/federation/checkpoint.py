@@ -109,7 +109,7 @@ class Checkpoint:
 
     def __init__(self, path: Path, every_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.path, self.every_s, self.clock = path, every_s, clock
-        self.folder = _folder(path)
+        self.folder = path.with_suffix(".clients")
         self.known: dict[Key, tuple[str, int | None]] = {}  # the file of a client, and the round that it is of
         self.now, self.before = set[str](), set[str]()  # files that the head names, and its predecessor
         self.last, self.cost = clock(), 0.0  # when a save ended, and the seconds that it took
@@ -261,11 +261,10 @@ def remove(path: Path) -> None:
 
     In a read-only folder they stay, harmlessly.
     """
-    for file in (path, previous(path), path.with_name(path.name + ".tmp"), *_folder(path).glob("*")):
+    for file in (path, previous(path)):
         with suppress(OSError):
             file.unlink()
-    with suppress(OSError):
-        _folder(path).rmdir()
+    shutil.rmtree(path.with_suffix(".clients"), ignore_errors=True)
 
 
 def num_bytes(value: Any) -> int:
@@ -279,11 +278,6 @@ def files_of(path: Path) -> set[str]:
         return {name for names in _head(path).get("kept", {}).values() for name in names.values() if name}
     except (Damaged, RunError):
         return set()
-
-
-def _folder(path: Path) -> Path:
-    """The folder of the clients' files."""
-    return path.with_suffix(".clients")
 
 
 def _parted(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Key, Any]]:

@@ -76,7 +76,8 @@ class Engine:
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 # Adam keeps two tensors of the shape of a parameter, SGD with momentum one.
-                names = ["exp_avg", "exp_avg_sq"] if "betas" in group else ["momentum_buffer"] * (group["momentum"] > 0)
+                momentum = ["momentum_buffer"] if group.get("momentum") else []
+                names = ["exp_avg", "exp_avg_sq"] if "betas" in group else momentum
                 for parameter in group["params"]:
                     optimizer.state[parameter] = dict.fromkeys(names, parameter)
         with self.hook_context("optimizer_scopes", 0):

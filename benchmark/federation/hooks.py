@@ -78,9 +78,7 @@ def step_outputs(made: Any, automatic: bool) -> dict[str, Any]:
     """
     outputs = {} if made is None else dict(made) if isinstance(made, Mapping) else {"loss": made}
     loss = outputs.get("loss")
-    if not automatic or made is None:
-        return outputs
-    if not isinstance(loss, Tensor) or loss.ndim:
+    if automatic and made is not None and not (isinstance(loss, Tensor) and loss.ndim == 0):
         raise RunError(
             f"training_step returned {made!r:.80}; with automatic optimisation it returns a scalar loss, a "
             "dict with a scalar 'loss', or None"

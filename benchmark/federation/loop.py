@@ -88,7 +88,7 @@ class Federation:
     ) -> None:
         hooks.check_declarations(method)
         self.method, self.data, self.roster, self.fabric = method.to(fabric.device), data, roster, fabric
-        self.rounds, self.seed, self.eval_every = rounds, seed, eval_every
+        self.rounds, self.eval_every = rounds, eval_every
         self.average_last = min(average_last, rounds)
         self.joins_sums = sums == "by_rank" and hooks.uploads_needed(type(method)) == "mean"
         self.callbacks = [one for one in callbacks if hasattr(one, "on_round_end")]
@@ -136,10 +136,9 @@ class Federation:
             row = self.run_round(self.round)
             self.round += 1
             if row is not None:
-                taken = self.engine.counts()
-                row["timing"] = {"seconds": round(time.perf_counter() - started, 4)} | (
-                    {"slots": taken} if taken else {}
-                )
+                row["timing"] = {"seconds": round(time.perf_counter() - started, 4)}
+                if taken := self.engine.counts():
+                    row["timing"]["slots"] = taken
                 self.log(row)
             for callback in self.callbacks:
                 callback.on_round_end(self, row)
@@ -215,9 +214,7 @@ class Federation:
         def own_visits() -> tuple[dict[Visit, VisitResult], OptimizerStates]:
             results = engine.run_visits(shares[rank], self.server, self.clients)
             if joint is not None:
-                results = {
-                    visit: result._replace(upload=joint.take(result.upload)) for visit, result in results.items()
-                }
+                results = {v: one._replace(upload=joint.take(one.upload)) for v, one in results.items()}
             return results, engine.shared_optimizer_state if shares[rank] else []
 
         found: dict[Visit, VisitResult] = {}

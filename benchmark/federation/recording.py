@@ -62,7 +62,8 @@ def record(
 
     Run the step at least once before, on CUDA on the same ``stream``: an optimiser's first step creates its state,
     which a replay would create again. The tensors that the step works on must outlive the recording and stay at the
-    same place: state is copied into them. The step clears its gradients itself.
+    same place: state is copied into them. The step clears its gradients itself. On CUDA, Adam must be ``capturable``,
+    and a rate in a tensor must be float32, as fused kernels require.
 
     Args:
         step: the whole step: zero_grad, forward, backward, optimiser step.
@@ -75,23 +76,10 @@ def record(
         RunError: the step reads a number back to the host, makes a shape that depends on data, or draws from another
             generator. The step is then left half done.
     """
-    return listed(step, generators) if device.type == "cpu" else captured(step, device, generators, stream, pool)
-
-
-def captured(
-    step: Callable[[], object],
-    device: torch.device,
-    generators: Sequence[torch.Generator],
-    stream: torch.cuda.Stream | None,
-    pool: Any,
-) -> Callable[[], None]:
-    """Record a step as a CUDA graph; see ``record``. Capturing runs nothing, so the graph is replayed once.
-
-    Operations are not watched, which would take longer than running them. CUDA refuses what cannot be captured but does
-    not say which line it was, and draws from its global generator go unnoticed. A recording on the CPU names both.
-
-    Adam must be ``capturable``, and a rate in a tensor must be float32, as fused kernels on CUDA require.
-    """
+    if device.type == "cpu":
+        return listed(step, generators)
+    # Operations are not watched, which would take longer than running them. CUDA refuses what cannot be captured but
+    # does not name the line, and draws from its global generator go unnoticed. A recording on the CPU names both.
     accelerator: Any = torch.get_device_module(device)
     graph = accelerator.CUDAGraph()
     for generator in generators:
@@ -108,7 +96,7 @@ def captured(
                 "(pytest --pyargs benchmark.contract --fssl-method NAME); --replay false takes steps one "
                 "by one"
             ) from error
-        graph.replay()
+        graph.replay()  # capturing has run nothing
     replay: Callable[[], None] = graph.replay
     return replay
 
@@ -205,9 +193,10 @@ class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Raises:
             RunError: it has.
         """
-        known = {one._cdata for one in self.generators or ()}  # operations get other Python objects for the same one
-        drawn_from = {one._cdata for one in given if isinstance(one, torch.Generator)}
-        if not drawn_from <= known or not torch.equal(before, torch.get_rng_state()):
+        drawn_from = {_address(one) for one in given if isinstance(one, torch.Generator)}
+        if not drawn_from <= set(map(_address, self.generators or ())) or not torch.equal(
+            before, torch.get_rng_state()
+        ):
             raise RunError(
                 f"{func.overloadpacket} at {_place()}: a step may not draw from torch's global generator or from one "
                 "that the recording does not know, since a replay could not seed it. Draw with "
@@ -247,3 +236,8 @@ def _place() -> str:
 
 def _memory(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
+
+
+def _address(generator: Any) -> int:
+    """Identifies a generator: operations get different Python objects for the same one."""
+    return int(generator._cdata)

@@ -21,7 +21,6 @@ from methods.base import FedMethod, Tally
 MOST_RECORDINGS = 64  # per seat; further kinds of steps run unrecorded
 BETWEEN = ("on_before_batch_transfer", "on_after_batch_transfer", "on_train_batch_start")
 SKIPPED = ("params", "lr", "initial_lr")
-PLAIN = (bool, int, float, str, tuple, type(None))
 
 
 class RecordedStep(NamedTuple):
@@ -209,11 +208,7 @@ def numbers(fit: Fit) -> tuple[Any, ...]:
     return [*map(settings, fit.optimizers)], [float(group["lr"]) for group in groups_of(fit)], places
 
 
-def settings(optimizer: Optimizer) -> tuple[Any, ...]:
+def settings(optimizer: Optimizer) -> str:
     """An optimiser's options, without its tensors and rates."""
-    return type(optimizer), *(
-        (k, v if isinstance(v, PLAIN) else str(v))
-        for group in optimizer.param_groups
-        for k, v in group.items()
-        if k not in SKIPPED
-    )
+    options = [(k, v) for group in optimizer.param_groups for k, v in group.items() if k not in SKIPPED]
+    return f"{type(optimizer).__name__} {options}"

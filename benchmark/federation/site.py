@@ -137,7 +137,8 @@ class LocalSite:
     def train(self, work: LocalWork, replay: Replay | None = None) -> Iterator[None]:
         """As ``fit``; yields after each step."""
         fit = Fit(self._method, self.optimizer_states, len(work), self._context)
-        yield from fit.run(lambda number: self.batches(work, number), replay and replay.begin(fit))
+        step = None if replay is None else replay.begin(fit)
+        yield from fit.run(lambda number: self.batches(work, number), step)
         self.steps += fit.steps
         self.optimizer_states = kept_states(self._method, fit.optimizers)
 

@@ -128,7 +128,6 @@ def test_a_full_disk_is_an_error_and_leaves_no_half_file(two, monkeypatch, call)
 
 
 def test_remove(two):
-    two.with_name("checkpoint.pt.tmp").write_bytes(b"half")
     other = two.with_name("weights.pt")
     other.write_bytes(b"stays")
     assert two.with_name(CLIENTS).exists()
