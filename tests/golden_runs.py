@@ -16,7 +16,7 @@ import torch
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmark.contract.federations import contract_federation
+from benchmark.contract.federations import Subject
 from benchmark.federation import REVISION
 from benchmark.registry import KINDS, find_class, own_names, path_of
 from methods import ablations
@@ -49,7 +49,7 @@ def numbers(name: str) -> list[float]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        federation = contract_federation(name, precision="64-true")
+        federation = Subject(name).federation(precision="64-true")
         rows: list[dict[str, Any]] = [federation.run_round(number) or {} for number in range(federation.rounds)]
     finally:
         torch.set_num_threads(threads)

@@ -1,41 +1,17 @@
 """A method's own row in a setting of a leaderboard."""
 
 from collections.abc import Mapping
-from math import inf, nan
 from pathlib import Path
 from typing import Any
 
 from benchmark.board.checking import unfair
 from benchmark.config import Runtime
 from benchmark.registry import KINDS, find_class
-from benchmark.report.settings import Setting
-from benchmark.report.statistics import interval
 from benchmark.suites.plan import Row
 from benchmark.suites.suite import Suite, extend, load
 from datamodules.common.errors import ConfigError
 from datamodules.common.files import write_atomic
 from datamodules.common.yaml import dump_yaml, read_yaml
-
-
-def beside_best(one: Setting, method: str) -> str:
-    """Compare a row with the best other row of its setting, paired by seed, in a sentence.
-
-    It is empty if that row is the reference, or no seed has both. Nothing is tested by it: the best of several rows is
-    partly lucky.
-    """
-    apart = {method, *one.bounds, *one.controls.values()}
-    best = next((name for name in one.order if name not in apart and one.lines.loc[name, "n"]), one.reference)
-    if best == one.reference or method not in one.scores:
-        return ""
-    difference = (one.scores[method] - one.scores[best]).replace([inf, -inf], nan).dropna()
-    if difference.empty:
-        return ""
-    half = interval(difference)
-    told = "" if half is None else f" ± {half:.2f}"
-    return (
-        f"To {best}, the best other row: {difference.mean():+.2f}{told}, paired over {len(difference)} seeds, without "
-        "a correction for having been chosen."
-    )
 
 
 def enter(

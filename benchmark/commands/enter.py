@@ -34,7 +34,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     """Run the command; returns its exit code."""
     if others := [name for name in dotted if not name.startswith("method.")]:
         raise ConfigError(f"enter takes no --{others[0]}: all rows of a setting share it")
-    from benchmark.board.enter import beside_best, enter
+    from benchmark.board.enter import enter
     from benchmark.board.tune import is_done, tune
     from benchmark.launch.pool import run_all
     from benchmark.report import leaderboard
@@ -68,13 +68,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     plan.look_again()
     for setting in settings(suite, plan):
         if setting.table.number == options.table:
-            method = own[0].method
-            told = [
-                leaderboard.standing(setting, method),
-                beside_best(setting, method),
-                leaderboard.comparison(setting, brief=True),
-            ]
-            print("\n" + "\n\n".join(filter(None, told)))
+            print(f"\n{leaderboard.standing(setting, own[0].method)}")
     print(f"\nthe row is described by {suite.file}, what was tried by {suite.tuned.path(options.scale)}")
     if bad := [one for one in outcomes if one.status != "complete"]:
         raise RunError(f"{len(bad)} runs have no result, first {bad[0].run.cells[0]}: {bad[0].message}")

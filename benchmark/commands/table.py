@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands import common
-from benchmark.config import Run
+from benchmark.config import Run, Runtime
 from benchmark.runs.console import printable
-from benchmark.suites.suite import load
+from benchmark.suites.suite import Suite, load
 from datamodules.common.precision import PRECISIONS
 
 if TYPE_CHECKING:
-    pass
+    from benchmark.report.tables import Page
+    from benchmark.suites.plan import Plan
 
 ABOUT = "Run whatever the tables of a paper still lack, then write the tables."
 
@@ -94,6 +95,8 @@ def run(options: Namespace) -> int:
         written += leaderboard.write(suite, plan, results, name)
     for path in dict.fromkeys(written):
         print(f"wrote {path}")
+    if outcomes or written or runtime.wandb in ("online", "offline"):  # the last is explicitly asked for
+        _mirror(suite, runtime, options.scale, name, plan, pages)
     shown = [page for page in pages if page.number in wished] or pages[:1]
     for page in shown:
         print(f"\n{page.terminal}")
@@ -125,3 +128,20 @@ def _submit(missing: Sequence[Run], options: Namespace, name: str) -> None:
     number = slurm.submit(script, options.slurm)
     print(f"submitted {len(missing)} runs as job array {number} ({script}); `squeue --job {number}` shows them")
     print("when they have ended, the same command without --slurm writes the tables")
+
+
+def _mirror(suite: Suite, runtime: Runtime, scale: str, name: str, plan: "Plan", pages: "Sequence[Page]") -> None:
+    """Send tables to W&B; runs have sent their curves themselves."""
+    import pandas as pd
+
+    from benchmark.report import leaderboard
+    from benchmark.report.settings import settings
+    from benchmark.runs.loggers import choose_mode, mirror_tables
+
+    frames: dict[str, pd.DataFrame] = {}
+    for page in pages:
+        printed = page.frame.filter(["published", "spread"]).apply(pd.to_numeric, errors="coerce")
+        frames[page.number] = page.frame.assign(**printed)
+    if suite.ranked and (found := settings(suite, plan)):
+        frames["leaderboard"] = leaderboard.frame(found)
+    mirror_tables(choose_mode(runtime.wandb, scale), Path(runtime.results_dir), scale, name, frames)

@@ -22,7 +22,7 @@ from benchmark.launch.signals import check_stopped
 from benchmark.runs.code_identity import by_other_code, by_other_revision, code_version, revision
 from benchmark.runs.exported import WEIGHTS
 from benchmark.runs.folder import RunFolder
-from benchmark.runs.loggers import Mirror
+from benchmark.runs.loggers import mirror_run
 from benchmark.runs.records import code_versions, read_record, read_rows, revisions
 from benchmark.runs.states import CHECKPOINT, LAST_STATE, other_data
 from datamodules.common.errors import BenchError, ConfigError, RunError, Stopped
@@ -43,7 +43,7 @@ class Recorder:
     """
 
     def __init__(self, run: Run, files: RunFolder) -> None:
-        self.files, self.mirror = files, Mirror(run, files.path)
+        self.files, self.mirror = files, mirror_run(run, files.path)
         self.checkpoint = checkpoint.Checkpoint(files.path / CHECKPOINT, run.config.runtime.checkpoint_every_s)
         self.state: dict[str, Any] | None = None
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from lightning import Fabric
 from lightning.pytorch import Callback
-from rich.filesize import decimal
 
 from benchmark.config import Run, RunConfig, Runtime
 from benchmark.federation.assembly import assemble, make
@@ -167,6 +166,8 @@ def _summary(config: RunConfig, federation: Federation) -> str:
     """Where a run takes place and how much memory its clients' states may take in each process, with a warning if the
     run never leaves its warm-up.
     """
+    from rich.filesize import decimal
+
     rt, clients, kept = config.runtime, federation.data.num_clients, decimal(federation.client_state_bytes)
     warmup = federation.method.hparams.get("warmup_rounds", 0)
     all_warm = f"; ALL {config.rounds} rounds lie within the warm-up of {warmup}" if config.rounds <= warmup else ""

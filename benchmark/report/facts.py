@@ -74,13 +74,13 @@ def _networks(cells: Sequence[tuple[str, str, str]]) -> str:
         cells_of.setdefault(name, []).append((method, dataset))
     told: list[str] = []
     for name, own in sorted(cells_of.items(), key=lambda item: -len(item[1])):
-        others = [one for other, found in cells_of.items() if other != name for one in found]
-        methods, data = (list(dict.fromkeys(values)) for values in zip(*own, strict=True))
-        if not {method for method, _ in others} & set(methods):
+        methods, data = (dict.fromkeys(values) for values in zip(*own, strict=True))
+        others = [one for one in cells if one[0] != name]
+        if not any(method in methods for _, method, _ in others):
             who = _listed(methods)
-        elif not {dataset for _, dataset in others} & set(data):
+        elif not any(dataset in data for *_, dataset in others):
             who = _listed(data)
-        elif len(set(own)) == len(methods) * len(data):
+        elif len({*own}) == len(methods) * len(data):
             who = f"{_listed(methods)} on {_listed(data)}"
         else:
             who = _listed(f"{method} on {dataset}" for method, dataset in own)

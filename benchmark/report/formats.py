@@ -27,6 +27,16 @@ def _inert(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell
 
 
+def number(value: Any, form: str = "{:.2f}") -> str:
+    """Format a number; empty if it is missing."""
+    return "" if pd.isna(value) else form.format(value)
+
+
+def half(value: Any) -> str:
+    """Format the half-width of an interval, to stand behind its middle; empty if it is missing."""
+    return number(value, " ± {:.2f}")
+
+
 class Marked(str):
     """A text with Markdown or HTML of our own; what it quotes is escaped already."""
 

@@ -1,7 +1,8 @@
-"""The runs of a suite as one long frame, of which tables and boards are made; and the rounds of a run."""
+"""The values of a suite's runs, of which tables and boards are made; and the rounds of a run."""
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -15,32 +16,17 @@ Values = Mapping[tuple[str, str, str], pd.Series]
 """Values by seed, of a row (``Row.full_name``), a reading (as a suite's ``report`` names it) and a metric."""
 
 
-def long_frame(plan: Plan) -> pd.DataFrame:
-    """The runs of a suite at a scale, in the order of its rows and seeds.
-
-    Returns:
-        Columns ``row`` (``Row.full_name``), ``seed``, ``run``, ``state``, ``reading``, ``metric`` and ``value``. A run
-        without a value, such as one that is missing, has one line; a run that stands in several rows has lines in each.
-    """
-    lines = []
+def by_row(plan: Plan) -> Values:
+    """The values of a suite's runs at a scale, as tables and boards look them up; runs without one are left out."""
+    found: dict[tuple[str, str, str], dict[int, float]] = {}
     for row, of_seed in plan.of_row.items():
         for seed, run in of_seed.items():
-            state, record = plan.found[run]
-            about = {"row": row, "seed": seed, "run": run, "state": state}
-            read = [
-                {**about, "reading": reading, "metric": metric, "value": value}
-                for reading, name in READING.items()
-                for metric, value in ((record or {}).get(name) or {}).items()
-                if isinstance(value, float)
-            ]
-            lines += read or [about]
-    return pd.DataFrame(lines, columns=["row", "seed", "run", "state", "reading", "metric", "value"])
-
-
-def by_row(plan: Plan) -> Values:
-    """The values of the long frame, as tables and boards look them up."""
-    groups = long_frame(plan).dropna(subset="value").set_index("seed").groupby(["row", "reading", "metric"], sort=False)
-    return {(str(row), str(reading), str(metric)): of["value"] for (row, reading, metric), of in groups}
+            record: Mapping[str, Any] = plan.found[run].record or {}
+            for reading, name in READING.items():
+                for metric, value in (record.get(name) or {}).items():
+                    if isinstance(value, float):
+                        found.setdefault((row, reading, metric), {})[seed] = value
+    return {key: pd.Series(own, dtype="float64") for key, own in found.items()}
 
 
 def rounds_of(folder: Path) -> pd.DataFrame:

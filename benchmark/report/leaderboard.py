@@ -1,16 +1,16 @@
 """The leaderboard of a ranked suite: its page, and its tables in LaTeX and as data."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from benchmark.report.facts import network
-from benchmark.report.formats import csv_text, latex_table, markdown, pipe_table
+from benchmark.report.formats import csv_text, half, latex_table, markdown, number, pipe_table
 from benchmark.report.plots import draw_differences, svg_text
-from benchmark.report.settings import Setting, not_compared, settings, told_apart
+from benchmark.report.settings import Setting, not_compared, paired, settings, told_apart
 from benchmark.report.statistics import LEAST, superiority
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import code_versions
@@ -79,28 +79,25 @@ READ = (
 
 def frame(found: Sequence[Setting]) -> pd.DataFrame:
     """All settings' lines, one under the other: ``setting``, ``dataset``, ``method`` and the columns of ``lines``."""
-    return _stacked({(one.table.number, one.dataset): one.lines for one in found}, "method")
+    lines = {(one.table.number, one.dataset): one.lines for one in found}
+    return pd.concat(lines, names=["setting", "dataset", "method"]).reset_index()
 
 
 def pairs(found: Sequence[Setting]) -> pd.DataFrame:
     """For every pair of methods of a setting the share of seeds in which the first is above the second."""
     shares = {(one.table.number, one.dataset): superiority(one.scores).stack().dropna() for one in found}
-    return _stacked({key: own.rename("probability_a_above_b") for key, own in shares.items()}, "a", "b")
-
-
-def _stacked(parts: Mapping[tuple[str, str], Any], *names: str) -> pd.DataFrame:
-    """Frames by table and data set, one under the other."""
-    return pd.concat(parts, names=["setting", "dataset", *names]).reset_index()
+    names = ["setting", "dataset", "a", "b"]
+    return pd.concat(shares, names=names).rename("probability_a_above_b").reset_index()
 
 
 def resolved(one: Setting) -> str:
     """Whether a setting is ranked, and what differences it can tell from none, in a sentence or two."""
-    if not one.ranked and not one.admission:
-        return UNRANKED.format(reason="it was not tested")
     if not one.ranked:
-        rise = {label: value for label, value in one.admission["rise"].items() if value is not None}
-        rises = ", ".join(f"{markdown(label)} rises by {value:g}" for label, value in rise.items())
-        reason = REFUSED.format(**{**one.admission, "rise": rises or "no one rises"})
+        reason = "it was not tested"
+        if one.admission:
+            rise = {label: value for label, value in one.admission["rise"].items() if value is not None}
+            rises = ", ".join(f"{markdown(label)} rises by {value:g}" for label, value in rise.items())
+            reason = REFUSED.format(**{**one.admission, "rise": rises or "no one rises"})
         return UNRANKED.format(reason=reason)
     if pd.isna(one.resolution):
         return "Too few runs to say which differences are resolved."
@@ -121,34 +118,35 @@ def power(one: Setting) -> str:
     )
 
 
-def plain(text: str) -> str:
-    """A sentence without the marks of Markdown, for a terminal or a page that links elsewhere."""
-    return re.sub(r"\*\*| \(\[rules\]\([^)]*\)\)", "", text)
-
-
 def standing(one: Setting, method: str) -> str:
-    """Where a row stands in its setting, in a few sentences."""
+    """Where a row stands in its setting: a few sentences for a terminal, and the setting's rows below them."""
     unranked = (*one.bounds, *one.controls.values())
     line, rows = one.lines.loc[method], [name for name in one.order if name not in unranked]
+    table = pipe_table(*_lines(one, brief=True))
     if not line["n"]:
-        return f"{one.table.title}, {one.dataset}: {method} has no result ({_seeds(line) or 'not run'})."
+        told = f"{one.table.title}, {one.dataset}: {method} has no result ({_seeds(line) or 'not run'})."
+        return f"{told}\n\n{table}"
     place = f"{rows.index(method) + 1} of {len(rows)}"
     place += ", behind all rows without a failed run" if line["failed"] else " by the mean"
-    half = _half(line["simultaneous_ci95"]) or _half(line["difference_ci95"])
+    width = half(line["simultaneous_ci95"]) or half(line["difference_ci95"])
     above = "better" if line["difference"] > 0 else "worse"
     verdict = above if told_apart(one, method) else "not resolved"
-    against = f"{_number(line['difference'], '{:+.2f}')}{half} to {one.reference}: {verdict}"
+    against = f"{number(line['difference'], '{:+.2f}')}{width} to {one.reference}: {verdict}"
     if pd.isna(line["difference"]):
         against = f"No seed of it has a result of {one.reference}"
-    return (
-        f"{one.table.title}, {one.dataset}: {method} is at {line['mean']:.2f}{_half(line['ci95'])} percent "
-        f"({_seeds(line)} seeds), {place}. {against}{'' if line['converged'] else RISES}. {plain(resolved(one))}"
+    plain = re.sub(r"\*\*| \(\[rules\]\([^)]*\)\)", "", resolved(one))
+    told = (
+        f"{one.table.title}, {one.dataset}: {method} is at {line['mean']:.2f}{half(line['ci95'])} percent "
+        f"({_seeds(line)} seeds), {place}. {against}{'' if line['converged'] else RISES}. {plain}"
     )
-
-
-def comparison(one: Setting, brief: bool = False) -> str:
-    """The rows of a setting and how far they are apart, in Markdown; ``brief`` has what a first look needs."""
-    return pipe_table(*_lines(one, brief))
+    best = next((name for name in rows if name != method and one.lines.loc[name, "n"]), one.reference)
+    beside = paired(one.scores[method], one.scores[best], "difference")
+    if best == one.reference or pd.isna(beside["difference"]):
+        return f"{told}\n\n{table}"
+    return (
+        f"{told}\n\nTo {best}, the best other row: {beside['difference']:+.2f}{half(beside['difference_ci95'])}, "
+        f"paired by seed, without a correction for having been chosen.\n\n{table}"
+    )
 
 
 def interim(suite: Suite, plan: Plan, found: Sequence[Setting]) -> list[str]:
@@ -157,7 +155,7 @@ def interim(suite: Suite, plan: Plan, found: Sequence[Setting]) -> list[str]:
     counts = {int(n) for one in found for n in one.lines["n"] + one.lines["failed"]}
     run = {seed for one in found for seed in one.scores.dropna(how="all").index}
     told = []
-    if counts and min(counts) < len(fixed):
+    if min(counts) < len(fixed):
         have = " to ".join(map(str, dict.fromkeys((min(counts), max(counts)))))
         told = [
             f"**Interim**: rows have {have} of the {len(fixed)} seeds that were fixed beforehand. "
@@ -182,7 +180,7 @@ def page(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
         if own or absent:
             parts += [markdown(f"## {table.title}")]
         for one in own:
-            parts += [comparison(one), resolved(one), power(one)]
+            parts += [pipe_table(*_lines(one)), resolved(one), power(one)]
         if any(one.controls for one in own):
             parts += [CONTROLS]
         if absent:
@@ -204,21 +202,6 @@ def latex(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
     return "\n".join([*parts, ""])
 
 
-def drawn(found: Sequence[Setting]) -> pd.DataFrame:
-    """What ``draw_differences`` shows of settings: ``frame`` with what decides, the simultaneous interval.
-
-    A row that is not tested keeps the interval of its difference. Added are ``title``, ``reference``, ``half_width``
-    and ``clear``, whether the row may be called better or worse than the reference.
-    """
-    parts = {}
-    for one in found:
-        half = one.lines["simultaneous_ci95"].fillna(one.lines["difference_ci95"])
-        clear = [told_apart(one, method) for method in one.lines.index]
-        about = {"title": one.table.title, "reference": one.reference, "half_width": half, "clear": clear}
-        parts[one.table.number, one.dataset] = one.lines.assign(**about)
-    return _stacked(parts, "method")
-
-
 def write(suite: Suite, plan: Plan, results: Path, name: str) -> list[Path]:
     """Write ``tables/<name>-leaderboard.md``, ``.csv``, ``.tex``, ``<name>-pairs.csv`` and a picture.
 
@@ -236,11 +219,11 @@ def write(suite: Suite, plan: Plan, results: Path, name: str) -> list[Path]:
         board.with_name(f"{name}-pairs.csv"): csv_text(pairs(found)),
     }
     if told := [one for one in found if (one.lines["n"] + one.lines["failed"] >= LEAST).all()]:
-        texts[board.with_suffix(".svg")] = svg_text(draw_differences(drawn(told)))
+        texts[board.with_suffix(".svg")] = svg_text(draw_differences(told))
     return write_changed(texts)
 
 
-def _lines(one: Setting, brief: bool) -> tuple[list[str], list[list[str]]]:
+def _lines(one: Setting, brief: bool = False) -> tuple[list[str], list[list[str]]]:
     """The heads and the rows of a setting's table."""
     body = [[method, *_cells(one, method, brief).values()] for method in one.order]
     return ["method", *_cells(one, one.reference, brief)], body
@@ -249,22 +232,22 @@ def _lines(one: Setting, brief: bool) -> tuple[list[str], list[list[str]]]:
 def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
     """What stands in the row of a method about one data set, by the title of the column."""
     line = one.lines.loc[method]
-    told = _number(line["difference"], "{:+.2f}") + _half(line["difference_ci95"])
+    told = number(line["difference"], "{:+.2f}") + half(line["difference_ci95"])
     known = "bound" if method in one.bounds else "control" if method in one.controls.values() else ""
     cells = {
-        one.dataset: f"{line['mean']:.2f}{_half(line['ci95'])} ({_seeds(line)})" + ("" if line["converged"] else RISES),
-        f"mean of the last {one.averaged}": f"{line['last_k_mean']:.2f}{_half(line['last_k_ci95'])}",
+        one.dataset: f"{line['mean']:.2f}{half(line['ci95'])} ({_seeds(line)})" + ("" if line["converged"] else RISES),
+        f"mean of the last {one.averaged}": f"{line['last_k_mean']:.2f}{half(line['last_k_ci95'])}",
         f"Δ to {one.reference}": f"**{told}**" if told_apart(one, method) else told,
-        "simultaneous": _half(line["simultaneous_ci95"]).strip(),
+        "simultaneous": half(line["simultaneous_ci95"]).strip(),
         "p (Holm)": _p(line["p_holm"]),
         "p (sign flips)": _p(line["p_flip"]),
-        "above": _number(100 * line["above"], "{:.0f} %"),
-        "rise": _number(line["rise"], "{:+.1f}"),
-        "rank": known or _number(line["rank"], "{:.1f}"),
+        "above": number(100 * line["above"], "{:.0f} %"),
+        "rise": number(line["rise"], "{:+.1f}"),
+        "rank": known or number(line["rank"], "{:.1f}"),
     }
-    for title, name, form, half in BESIDE:
+    for title, name, form, width in BESIDE:
         if name in one.lines:
-            cells[title] = _number(line[name], form) + (_half(line[half]) if half else "")
+            cells[title] = number(line[name], form) + (half(line[width]) if width else "")
     cells["tuned"] = line["tuned"]
     if brief:
         cells = {title: cells[title] for title in (one.dataset, f"Δ to {one.reference}", "simultaneous", "rank")}
@@ -286,10 +269,10 @@ def _costs(own: Sequence[Setting], goal_name: str) -> str:
     head = ["data set", "method", "seeds that reach it", *COSTS]
     body = []
     for one in own:
-        goal = f"{one.dataset}, {_number(one.lines['goal'].iloc[0], '{:.1f} %') or f'no run of {one.reference}'}"
+        goal = f"{one.dataset}, {number(one.lines['goal'].iloc[0], '{:.1f} %') or f'no run of {one.reference}'}"
         for method, line in one.lines.iterrows():
             if line["n"]:
-                spent = [_number(line[name] / unit, form) for name, unit, form in COSTS.values()]
+                spent = [number(line[name] / unit, form) for name, unit, form in COSTS.values()]
                 body.append([goal, str(method), f"{line['reached']:.0f} of {line['n']:.0f}", *spent])
                 goal = ""
     told = (
@@ -317,12 +300,4 @@ def _provenance(suite: Suite, plan: Plan) -> str:
 
 
 def _p(value: Any) -> str:
-    return "< 0.001" if value < 0.001 else _number(value, "{:.3f}")
-
-
-def _half(value: Any) -> str:
-    return f" ± {shown}" if (shown := _number(value)) else ""
-
-
-def _number(value: Any, form: str = "{:.2f}") -> str:
-    return "" if pd.isna(value) else form.format(value)
+    return "< 0.001" if value < 0.001 else number(value, "{:.3f}")

@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from benchmark.config import Runtime
 from benchmark.report.frame import rounds_of
+from benchmark.report.settings import Setting, told_apart
 from benchmark.runs.records import read_record
 from benchmark.runs.states import state_of
 from benchmark.suites.suite import Suite
@@ -163,24 +164,22 @@ def _of_rounds(curve: pd.DataFrame, axis: str, column: str) -> tuple[pd.Series, 
 
 
 @rc_context({"text.parse_math": False})
-def draw_differences(lines: pd.DataFrame) -> Figure:
+def draw_differences(found: Sequence[Setting]) -> Figure:
     """Draw every row's difference to its reference: a panel per table, a line per row, a point per data set.
 
-    Filled points are told apart from the reference, hollow ones are not, and grey ones are bounds, which are not
-    tested. Rows are sorted by their mean difference over the data sets; those with failed runs come last.
-
-    Args:
-        lines: one line per row and data set: ``setting`` and ``title`` of its table, ``reference``, ``dataset``,
-            ``method``, ``difference`` and ``half_width`` of its interval (points), ``bound``, ``clear`` (whether the
-            row may be called better or worse than the reference), and ``failed`` (number of failed runs).
+    Filled points may be called better or worse than the reference, hollow ones may not, and grey ones are bounds, which
+    are not tested. The bars are the simultaneous intervals, or a row's own where it is not tested. Rows are sorted by
+    their mean difference over the data sets; those with failed runs come last.
     """
-    datasets = list(lines["dataset"].unique())
-    panels = [panel for _, panel in lines.groupby("setting", sort=False)]
-    heights = [panel["method"].nunique() + 1 for panel in panels]
+    datasets = list(dict.fromkeys(one.dataset for one in found))
+    panels: dict[str, list[Setting]] = {}
+    for one in found:
+        panels.setdefault(one.table.number, []).append(one)
+    heights = [len({method for one in own for method in one.lines.index}) + 1 for own in panels.values()]
     figure = Figure(figsize=(7.5, 0.24 * sum(heights) + 0.45 * len(panels) + 0.6), layout="constrained")
     drawn = figure.subplots(len(panels), squeeze=False, sharex=True, height_ratios=heights)[:, 0]
-    for axes, panel in zip(drawn, panels, strict=True):
-        _draw_panel(axes, panel, datasets)
+    for axes, own in zip(drawn, panels.values(), strict=True):
+        _draw_panel(axes, own, {one.dataset: f"C{datasets.index(one.dataset)}" for one in own})
     entry = partial(Line2D, [], [], marker="o")
     points = [entry(color=f"C{number}", label=name) for number, name in enumerate(datasets)]
     hollow = entry(color=INK, markerfacecolor="white", label="not told apart")
@@ -191,26 +190,24 @@ def draw_differences(lines: pd.DataFrame) -> Figure:
     return figure
 
 
-def _draw_panel(axes: Axes, panel: pd.DataFrame, datasets: Sequence[str]) -> None:
-    """Draw one panel; a data set has the same colour in all panels."""
-    title, reference = panel[["title", "reference"]].iloc[0]
-    lines = panel[panel["method"] != reference]
-    rows = lines.groupby("method").agg({"failed": "sum", "difference": "mean"})
+def _draw_panel(axes: Axes, found: Sequence[Setting], colours: Mapping[str, str]) -> None:
+    """Draw the settings of a table; a data set has the same colour in all panels."""
+    reference, bounds = found[0].reference, found[0].table.bounds
+    lines = pd.concat([one.lines.drop(index=reference) for one in found])
+    rows = lines.groupby(level=0).agg({"failed": "sum", "difference": "mean"})
     order = rows.sort_values(["failed", "difference"], ascending=[False, True]).index
-    bounds = set(lines.loc[lines["bound"].astype(bool), "method"])
-    shown = [name for name in datasets if name in set(lines["dataset"])]
-    for place, dataset in enumerate(shown):
-        own = lines[lines["dataset"] == dataset].set_index("method").reindex(order)
-        y = np.arange(len(order)) + SPREAD * ((len(shown) - 1) / 2 - place)
-        colour = f"C{datasets.index(dataset)}"
-        fill = [colour if clear else "white" for clear in own["clear"].eq(True)]
-        fill = [GRID if method in bounds else own_fill for method, own_fill in zip(order, fill, strict=True)]
-        axes.errorbar(own["difference"], y, xerr=own["half_width"], fmt="none", ecolor=colour, elinewidth=1.2)
+    for place, one in enumerate(found):
+        own, colour = one.lines.reindex(order), colours[one.dataset]
+        y = np.arange(len(order)) + SPREAD * ((len(found) - 1) / 2 - place)
+        half = own["simultaneous_ci95"].fillna(own["difference_ci95"])
+        clear = {method for method in one.lines.index if told_apart(one, method)}
+        fill = [GRID if method in bounds else colour if method in clear else "white" for method in order]
+        axes.errorbar(own["difference"], y, xerr=half, fmt="none", ecolor=colour, elinewidth=1.2)
         axes.scatter(own["difference"], y, s=22, color=fill, edgecolors=colour, linewidths=1.2, zorder=3)
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set_yticks(range(len(order)), [f"{name} (bound)" if name in bounds else name for name in order])
     axes.set_ylim(-0.6, len(order) - 0.4)
-    axes.set_title(f"{title}: points above {reference}", fontsize="medium", loc="left")
+    axes.set_title(f"{found[0].table.title}: points above {reference}", fontsize="medium", loc="left")
     axes.grid(axis="x", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, labelsize="small", labelbottom=True)

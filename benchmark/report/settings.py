@@ -126,37 +126,35 @@ def _scores(plan: Plan, known: Values, row: Row, reading: str) -> pd.Series:
 def _setting(
     suite: Suite, plan: Plan, known: Values, table: Table, rows: Sequence[Row], scores: pd.DataFrame
 ) -> Setting:
-    reference, dataset = table.reference, rows[0].dataset
+    reference, dataset, reading = table.reference, rows[0].dataset, suite.reading(plan.scale)
     bounds = tuple(label for label in table.bounds if label in scores)
     controls = {row: own for row, own in table.controls.items() if row in scores and own in scores}
-    unranked = list(dict.fromkeys((*bounds, *(own for own in table.controls.values() if own in scores))))
+    unranked = {*bounds, *table.controls.values()} & {*scores}
     lines = compare(scores, reference, unranked)
     smooth = {row.method: _values(known, row, "last_k_mean") for row in rows}
-    worst = {row.method: _values(known, row, suite.reading(plan.scale), WORST) for row in rows}
-    beside = [one for other in suite.tables if other.untuned == table.number for one in other.rows]
-    untuned = {one.method: _values(known, one, suite.reading(plan.scale)) for one in beside if one.dataset == dataset}
-    goal = smooth[reference].mean() if suite.reading(plan.scale) == "averaged" else lines.loc[reference, "mean"]
+    worst = {row.method: _values(known, row, reading, WORST) for row in rows}
+    beside = [row for other in suite.tables if other.untuned == table.number for row in other.rows]
+    untuned = {row.method: _values(known, row, reading) for row in beside if row.dataset == dataset}
+    goal = smooth[reference].mean() if reading == "averaged" else lines.loc[reference, "mean"]
     more: dict[str, dict[str, Any]] = {}
     for row in rows:
-        name = row.method
-        done = [
-            (record, rounds_of(plan.runs[key].folder))
-            for key in plan.of_row[row.full_name].values()
-            if (record := plan.found[key].record) is not None
-        ]
-        more[name] = {"bound": name in bounds, "goal": goal}
-        more[name] |= {"last_k_mean": smooth[name].mean(), "last_k_ci95": interval(smooth[name])}
-        more[name]["rise"] = pd.Series([late_rise(curve) for _, curve in done], dtype="float64").mean()
-        more[name] |= {**_spent(done, goal), "tuned": _tuned(suite, plan, row)}
+        name, runs = row.method, plan.of_row[row.full_name].values()
+        found = [(plan.found[key].record, plan.runs[key].folder) for key in runs]
+        done = [(record, rounds_of(folder)) for record, folder in found if record is not None]
+        line = {"bound": name in bounds, "goal": goal}
+        line |= {"last_k_mean": smooth[name].mean(), "last_k_ci95": interval(smooth[name])}
+        line["rise"] = pd.Series([late_rise(curve) for _, curve in done], dtype="float64").mean()
+        line |= {**_spent(done, goal), "tuned": _tuned(suite, plan, row)}
         if name in controls:
-            more[name] |= _paired(scores[name], scores[controls[name]], "over_control")
+            line |= paired(scores[name], scores[controls[name]], "over_control")
         if name in untuned:
-            more[name] |= {"untuned": untuned[name].mean(), "untuned_ci95": interval(untuned[name])}
+            line |= {"untuned": untuned[name].mean(), "untuned_ci95": interval(untuned[name])}
         if WORST in table.metrics:
-            more[name]["worst_clients"] = worst[name].mean()
-            more[name] |= _paired(worst[name], worst[reference], "worst_clients_difference")
-    admission = _admission(suite, plan.scale, table.number, dataset)
-    whole = scores.drop(columns=unranked).dropna()
+            line["worst_clients"] = worst[name].mean()
+            line |= paired(worst[name], worst[reference], "worst_clients_difference", "worst_clients_ci95")
+        more[name] = line
+    admission = _admission(suite, plan.scale, table, dataset)
+    whole = scores.drop(columns=[*unranked]).dropna()
     lines["rank"] = whole.rank(axis=1, ascending=False).mean() if admission.get("admitted", False) else nan
     lines = lines.join(pd.DataFrame.from_dict(more, orient="index"))
     lines["converged"] = ~(lines["rise"] > RISING)
@@ -174,35 +172,32 @@ def _found(lines: pd.DataFrame, family: int) -> pd.Series:
     return lines["simultaneous_ci95"] * (1 + stats.t.ppf(POWER, free) / critical)
 
 
-def _paired(scores: pd.Series, beside: pd.Series, name: str) -> dict[str, Any]:
+def paired(scores: pd.Series, beside: pd.Series, name: str, width: str = "") -> dict[str, Any]:
     """Mean difference of two rows over the seeds in which both have a score, and the half-width of its interval."""
     both = (scores - beside).replace([inf, -inf], nan).dropna()
-    return {name: both.mean(), f"{name.removesuffix('_difference')}_ci95": interval(both)}
+    return {name: both.mean(), width or f"{name}_ci95": interval(both)}
 
 
-def _admission(suite: Suite, scale: str, table: str, dataset: str) -> Mapping[str, Any]:
+def _admission(suite: Suite, scale: str, table: Table, dataset: str) -> Mapping[str, Any]:
     """What the test of admission has found for a setting; empty if it was not made.
 
-    The verdict on a setting of the suite that this one extends counts if both have it alike (``_tested``).
+    The verdict on a setting of the suite that this one extends counts if reference and first bound are alike in both,
+    apart from seeds and tuned rates.
     """
-    own, extended = suite.admitted.own(scale), suite.extended
-    if (name := f"{table}/{dataset}") in own:
-        return dict(own[name])
-    if extended is None or _tested(suite, scale, table, dataset) != _tested(extended, scale, table, dataset):
+    own: Mapping[str, Any] | None = suite.admitted.own(scale).get(f"{table.number}/{dataset}")
+    extended = suite.extended
+    if own is not None or extended is None or scale not in extended.spec["scales"]:
+        return own or {}
+    base = next((one for one in extended.tables if one.number == table.number), None)
+    if base is None or _tested(suite, scale, table, dataset) != _tested(extended, scale, base, dataset):
         return {}
-    return _admission(extended, scale, table, dataset)
+    return _admission(extended, scale, base, dataset)
 
 
-def _tested(suite: Suite, scale: str, table: str, dataset: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """Reference and first bound of a setting, with their configurations apart from seeds and tuned rates."""
-    if scale not in suite.spec["scales"]:
-        return []
-    found: list[tuple[str, Mapping[str, Any]]] = []
-    for one in suite.tables:
-        rows = {row.method: row for row in one.rows if (row.table, row.dataset) == (table, dataset)}
-        labels = [label for label in (one.reference, *one.bounds[:1]) if label in rows]
-        found += [(label, suite.values(rows[label], scale, tuned=False) | {"seed": None}) for label in labels]
-    return found
+def _tested(suite: Suite, scale: str, table: Table, dataset: str) -> list[tuple[str, Mapping[str, Any]]]:
+    labels = (table.reference, *table.bounds[:1])
+    rows = [row for row in table.rows if row.dataset == dataset and row.method in labels]
+    return [(row.method, suite.before_tuning(row, scale)) for row in rows]
 
 
 def _spent(done: Sequence[tuple[Record, pd.DataFrame]], goal: float) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The papers' tables, computed from records: in the published layout, methods as rows and data sets as columns."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
@@ -10,9 +10,8 @@ from typing import Any
 import pandas as pd
 from tabulate import tabulate
 
-from benchmark.config import Run, RunConfig
 from benchmark.report.facts import averaged_rounds, facts, last_rounds, network
-from benchmark.report.formats import Marked, csv_text, latex_table, markdown, pipe_table
+from benchmark.report.formats import Marked, csv_text, half, latex_table, markdown, number, pipe_table
 from benchmark.report.frame import BROKEN, LACKS, NONE, Values, by_row
 from benchmark.report.statistics import difference, interval, lead, places, prediction
 from benchmark.runs.console import printable
@@ -26,24 +25,11 @@ VERDICT = ("prediction", *LEAD)  # at a comparable scale
 NUMBERS = ("ours", "std", "ci95", "delta", *VERDICT, *READING)
 LEFT = ("table", "dataset", "data", "network", "method")
 RIGHT = (
-    "metric",
-    "ours",
-    "std",
-    "ci95",
-    "n",
-    "published",
-    "spread",
-    "delta",
-    *VERDICT,
-    "status",
-    "note",
-    *READING,
-    "runs",
+    *("metric", "ours", "std", "ci95", "n", "published", "spread", "delta"),
+    *(*VERDICT, "status", "note", *READING, "runs"),
 )
 WIDTH = 100  # characters per line in a terminal
 UNPUBLISHED = Table.unpublished  # default reason for a missing published value
-UNTOUCHED = ("not run", "pending")  # reasons for a missing value that are not shown
-NONE_RUN = "–"
 OURS = "Ours: mean ± half-width of the 95 % t interval (number of seeds), in percent."
 RANKED = (
     "The best row on the first data set stands first, rows with failed runs last. "
@@ -61,6 +47,7 @@ EFFECT = (
 )
 NO_LEAD = "The table has no control, so that no lead is printed and there are no verdicts."
 ALWAYS = ("data", "network", "rounds")  # facts that are told even if they are empty
+NOTHING = "Nothing of this table has been run."
 
 Cell = Mapping[str, Any]
 """One metric of one row of a suite: the columns ``LEFT`` and ``RIGHT``, and what they were made of.
@@ -108,7 +95,8 @@ class Page:
         columns: columns that identify rows of the same method.
         heads: those of them in which rows differ.
         rows: the cells by data set and metric, by the method and the values of ``heads``.
-        places: data sets and metrics in the order of the table, which are the columns of the layout.
+        shown: those of the rows of which something was run.
+        places: data sets and metrics that were run, in the order of the table: the columns of the layout.
         facts: facts about the runs by name; a text without a name has the empty one.
     """
 
@@ -118,19 +106,25 @@ class Page:
         self._at_scale = [row for row in table.rows if row.method not in suite.left_out(plan.scale)]
         blocks = [[self._judged(row, metric) for metric in table.metrics] for row in self._at_scale]
         if suite.ranked:
-            blocks.sort(key=lambda block: self._rank(block[0]))
+            blocks.sort(key=lambda block: _rank(block[0]))
         self.cells: list[Cell] = [cell for block in blocks for cell in block]
         hidden = () if self.compare else suite.replaced
         self.columns = list(dict.fromkeys(c for row in self._at_scale for c in row.columns if c not in hidden))
-        self.heads = [c for c in self.columns if len({cell["row"].columns.get(c) for cell in self.cells}) > 1]
-        self._several = len(table.metrics) > 1
-        self.places = list(dict.fromkeys((cell["dataset"], cell["metric"]) for cell in self.cells))
+        values = {c: {row.columns.get(c, "") for row in self._at_scale} for c in self.columns}
+        self.heads = [c for c in self.columns if len(values[c]) > 1]
         self.rows: dict[tuple[str, ...], dict[tuple[str, str], Cell]] = {}
         for cell in self.cells:
             keys = (cell["method"], *(cell["row"].columns.get(c, "") for c in self.heads))
             self.rows.setdefault(keys, {})[cell["dataset"], cell["metric"]] = cell
+        methods = [keys[0] for keys in self.rows]
+        self._labels = {
+            keys: keys[0] if methods.count(keys[0]) == 1 else " ".join(filter(None, keys)) for keys in self.rows
+        }
+        self.shown = [keys for keys, cells in self.rows.items() if any(map(_touched, cells.values()))]
+        run = {cell["dataset"] for cell in self.cells if _touched(cell)}
+        self.places = list(dict.fromkeys((c["dataset"], c["metric"]) for c in self.cells if c["dataset"] in run))
         networks = [(cell["network"], cell["method"], cell["dataset"]) for cell in self.cells]
-        constant = {c: self.cells[0]["row"].columns.get(c, "") for c in self.columns if c not in self.heads}
+        constant = {c: value for c in self.columns if c not in self.heads for value in values[c]}
         self.facts = facts(suite, plan, table, networks, constant)
 
     @property
@@ -150,18 +144,21 @@ class Page:
         return frame.astype(dict.fromkeys(NUMBERS, "float64"))[[name for name in names if name not in left_out]]
 
     def _cell(self, row: Row, metric: str) -> dict[str, Any]:
-        """A cell without a verdict."""
+        """A cell without a verdict; a pending row has the configuration of another one on its data set."""
         parts = operands(row, self._at_scale) if row.minus else (row,)
         seeds = () if row.pending else self.plan.seeds
         runs = {seed: [self.plan.run(part, seed) for part in parts] for seed in seeds}
-        config, states = self._config(row, runs), dict[int, str]()
+        states = {}
         for seed, group in runs.items():
             found = [self.plan.found[run.id].state for run in group]
             states[seed] = next((state for state in LACKS if state in found), "complete")
+        planned = [one for one in self._at_scale if one.full_name in self.plan.of_row and one.dataset == row.dataset]
+        alike = planned[-1:] if row.pending else parts
+        config = self.plan.run(alike[0], self.plan.seeds[0]).config if alike else None
         scores = self._scores(parts, metric, self.suite.reading(self.plan.scale))
         read = [name for name in READING if name != "averaged" or (config and config.average_last)]
         return {
-            "table": self.table.number,
+            "table": self.number,
             "dataset": row.dataset,
             "data": config.data.name if config else "-",
             "network": network(config) if config else "-",
@@ -180,13 +177,6 @@ class Page:
             "states": states,
             "lacks": "pending" if row.pending else _lacks(states, len(scores)),
         }
-
-    def _config(self, row: Row, runs: Mapping[int, list[Run]]) -> RunConfig | None:
-        """The configuration of a row's runs; a pending row has that of another row on its data set, if there is one."""
-        if runs:
-            return runs[self.plan.seeds[0]][0].config
-        others = [one for one in self._at_scale if one.dataset == row.dataset and one.full_name in self.plan.of_row]
-        return self.plan.run(others[-1], self.plan.seeds[0]).config if others else None
 
     def _scores(self, parts: Sequence[Row], metric: str, reading: str) -> pd.Series:
         """Values by seed; of two rows their difference."""
@@ -227,32 +217,21 @@ class Page:
         sound = own <= set(self.plan.seeds) and (complete <= own or own <= complete)
         return "" if sound else "other seeds than the suite's"
 
-    def _rank(self, cell: Cell) -> tuple[int, float]:
-        """Where a row of a ranked suite stands: by failed runs, so that survivors place no row, then by the mean."""
-        failed = [state for state in cell["states"].values() if state == "failed"]
-        return len(failed), math.inf if cell["ours"] is None else -cell["ours"]
-
     @property
     def _printed(self) -> bool:
         """Whether the paper has values for this table, whether or not we know them."""
         known = any(cell["published"] for cell in self.cells)
         return bool(self.published) and (known or self.table.unpublished != UNPUBLISHED)
 
-    def _shown(self) -> tuple[list[tuple[str, ...]], list[tuple[str, str]]]:
-        """The rows and columns of the layout of which something was run."""
-        rows = [keys for keys, cells in self.rows.items() if any(map(_touched, cells.values()))]
-        data = {cell["dataset"] for cell in self.cells if _touched(cell)}
-        return rows, [place for place in self.places if place[0] in data]
-
-    def _labels(self, rows: Iterable[tuple[str, ...]]) -> list[str]:
-        """A name per row: its method, with its other columns if several rows have this method."""
-        methods = [keys[0] for keys in rows]
-        return [keys[0] if methods.count(keys[0]) == 1 else " ".join(filter(None, keys)) for keys in rows]
-
-    def _titles(self, places: Iterable[tuple[str, str]]) -> list[str]:
-        """The heads of the layout; columns of cells are named by data set and, if there are several, metric."""
-        titles = [f"{self._data_label(data)} {metric if self._several else ''}".strip() for data, metric in places]
-        return ["method", *(name.replace("_", " ") for name in self.heads), *titles]
+    def _layout(self, text: Callable[[Cell], str]) -> tuple[list[str], list[list[str]]]:
+        """Heads and lines of what was run; columns are named by data set and, if there are several, metric."""
+        several = len(self.table.metrics) > 1
+        titles = [f"{self._data_label(data)} {metric if several else ''}".strip() for data, metric in self.places]
+        body = []
+        for keys in self.shown:
+            cells = self.rows[keys]
+            body.append([*keys, *(text(cells[place]) if place in cells else "" for place in self.places)])
+        return ["method", *(name.replace("_", " ") for name in self.heads), *titles], body
 
     def _data_label(self, dataset: str) -> str:
         """The published data set, preceded by the one that replaces it at this scale, if any."""
@@ -263,46 +242,42 @@ class Page:
     @property
     def markdown(self) -> str:
         """Heading, table, omitted rows, readings, facts and legend."""
-        rows, columns = self._shown()
         parts = [markdown(f"### Table {self.number}: {self.table.title}")]
-        if rows:
+        if self.shown:
             stands_in = bool(self.published) and not self.compare
             parts += [markdown(f"**Scale {self.plan.scale}: not the paper's protocol.**")] if stands_in else []
-            body = [[*keys, *(self._markdown_cell(self.rows[keys].get(place)) for place in columns)] for keys in rows]
-            parts += [pipe_table(self._titles(columns), body), markdown(self._not_run()), markdown(self._open())]
+            parts += [pipe_table(*self._layout(self._markdown_cell)), markdown(self._not_run()), markdown(self._open())]
         else:
-            parts += ["Nothing of this table has been run."]
+            parts += [NOTHING]
             if self._printed and not any(cell["published"] for cell in self.cells):
                 parts += [markdown(f"Published values: {self.table.unpublished}.")]
         if readings := self._readings():
             count = "four" if any("averaged" in cell for cell in self.cells) else "three"
             table = pipe_table(list(readings[0]), [list(line.values()) for line in readings])
             parts += [f"<details><summary>Accuracy, all {count} readings</summary>", table, "</details>"]
-        parts += [markdown("; ".join(self._told()) + "."), markdown(self._legend()) if rows else ""]
+        parts += [markdown("; ".join(self._told()) + "."), markdown(self._legend()) if self.shown else ""]
         return "\n\n".join(filter(None, parts)) + "\n"
 
-    def _markdown_cell(self, cell: Cell | None) -> str:
-        if cell is None:
-            return ""
+    def _markdown_cell(self, cell: Cell) -> str:
         parts = [markdown(_ours(cell))]
         if self._printed:
             told = _published(cell) or self.table.unpublished
             if cell["delta"] is not None:
-                half = "" if cell.get("prediction") is None else f", ± {cell['prediction']:.2f}"
-                told += f" ({cell['delta']:+.{places(cell['published'])}f}{half})"
+                beside = number(cell.get("prediction"), ", ± {:.2f}")
+                told += f" ({cell['delta']:+.{places(cell['published'])}f}{beside})"
             parts += [markdown(told) if self.compare else f"<sub>{markdown(told)}</sub>"]
         if cell.get("effect") is not None:
-            half = "" if cell["effect_ci95"] is None else f" ± {cell['effect_ci95']:.2f}"
-            parts += [f"effect {cell['effect']:+.2f}{half} ({cell['effect_published']:+.{cell['effect_places']}f})"]
+            printed = f"{cell['effect_published']:+.{cell['effect_places']}f}"
+            parts += [f"effect {cell['effect']:+.2f}{half(cell['effect_ci95'])} ({printed})"]
         if cell["n"]:
             parts += [markdown("; ".join(filter(None, (cell["lacks"], cell["verdict"]))))]
         return Marked("<br>".join(filter(None, parts)))
 
     def _not_run(self) -> str:
         """A sentence on what is not shown; empty if nothing."""
-        rows, columns = self._shown()
-        data = list(dict.fromkeys(place[0] for place in self.places if place not in columns))
-        named = [label for keys, label in zip(self.rows, self._labels(self.rows), strict=True) if keys not in rows]
+        run = {data for data, _ in self.places}
+        data = dict.fromkeys(cell["dataset"] for cell in self.cells if cell["dataset"] not in run)
+        named = [label for keys, label in self._labels.items() if keys not in self.shown]
         told = [f"all of {', '.join(data)}"] if data else []
         told += [f"the row{'s' if len(named) > 1 else ''} {', '.join(named)}"] if named else []
         return f"Not run: {'; '.join(told)}." if told else ""
@@ -310,12 +285,11 @@ class Page:
     def _open(self) -> str:
         """A sentence on why verdicts are open; empty if none is."""
         found: dict[str, list[str]] = {}
-        for label, cells in zip(self._labels(self.rows), self.rows.values(), strict=True):
+        for keys, cells in self.rows.items():
             for (dataset, metric), cell in cells.items():
-                if cell["note"]:
-                    name = f"{label} {dataset} {metric}" if self._several else f"{label} {dataset}"
-                    found.setdefault(cell["note"], []).append(name)
-        told = [f"{note} ({', '.join(names)})" for note, names in found.items()]
+                several = f" {metric}" if len(self.table.metrics) > 1 else ""
+                found.setdefault(cell["note"], []).append(f"{self._labels[keys]} {dataset}{several}")
+        told = [f"{note} ({', '.join(names)})" for note, names in found.items() if note]
         return f"Open: {'; '.join(told)}." if told else ""
 
     def _readings(self) -> list[dict[str, str]]:
@@ -328,13 +302,9 @@ class Page:
         lines = []
         for cell in self.cells:
             if cell["metric"] == "acc" and cell["n"]:
-                line = {"method": cell["method"]}
-                line |= {c.replace("_", " "): cell["row"].columns.get(c, "") for c in self.heads}
-                line["data set"] = cell["dataset"]
-                for name in READING:
-                    if name in cell:
-                        line[titles[name]] = "" if cell[name] is None else f"{cell[name]:.2f}"
-                lines.append(line)
+                own = {c.replace("_", " "): cell["row"].columns.get(c, "") for c in self.heads}
+                read = {titles[name]: number(cell[name]) for name in READING if name in cell}
+                lines.append({"method": cell["method"], **own, "data set": cell["dataset"], **read})
         return lines
 
     def _told(self) -> list[str]:
@@ -363,15 +333,15 @@ class Page:
 
         Data sets that share their runs at a small scale share a column.
         """
-        title, (rows, columns) = f"Table {self.number}: {self.table.title}", self._shown()
-        if not rows:
-            return printable(f"{title}\nNothing of this table has been run.\n")
-        metric, titles = columns[0][1], dict[tuple[str, ...], list[str]]()
-        for place in columns:
-            if place[1] == metric:
-                texts = tuple(self._terminal_cell(self.rows[keys].get(place)) for keys in rows)
-                titles.setdefault(texts, []).append(self._data_label(place[0]))
-        body = [[label, *line] for label, *line in zip(self._labels(rows), *titles, strict=True)]
+        title = f"Table {self.number}: {self.table.title}"
+        if not self.shown:
+            return printable(f"{title}\n{NOTHING}\n")
+        metric, titles = self.places[0][1], dict[tuple[str, ...], list[str]]()
+        for place in (place for place in self.places if place[1] == metric):
+            cells = [self.rows[keys].get(place) for keys in self.shown]
+            texts = tuple("" if cell is None else self._terminal_cell(cell) for cell in cells)
+            titles.setdefault(texts, []).append(self._data_label(place[0]))
+        body = zip([self._labels[keys] for keys in self.shown], *titles, strict=True)
         heads = ["method", *("\n".join(names) for names in titles.values())]
         table = tabulate(body, heads, tablefmt="simple", disable_numparse=True)
         printed = "; in brackets the published value" if self.compare and self._printed else ""
@@ -379,37 +349,39 @@ class Page:
         about = [f"{where}: mean ± 95 % interval{printed}.", f"Scale {self.facts['scale']}."]
         return printable("\n".join([title, "", table, "", *(fill(text, WIDTH) for text in about)]) + "\n")
 
-    def _terminal_cell(self, cell: Cell | None) -> str:
-        if cell is None or cell["ours"] is None:
-            return "" if cell is None else _ours(cell)
-        half = "" if cell["ci95"] is None else f" ± {cell['ci95']:.1f}"
+    def _terminal_cell(self, cell: Cell) -> str:
+        if cell["ours"] is None:
+            return _ours(cell)
         printed = f" ({cell['published']})" if self.compare and cell["published"] else ""
         missing = f" [{_count(cell)}]" if cell["n"] < len(cell["states"]) else ""
-        return f"{cell['ours']:.1f}{half}{printed}{missing}"
+        return f"{cell['ours']:.1f}{number(cell['ci95'], ' ± {:.1f}')}{printed}{missing}"
 
     @property
     def latex(self) -> str:
         """A ``booktabs`` table of the runs, preceded by facts as comments."""
-        rows, columns = self._shown()
-        body = [[*keys, *(_latex_cell(self.rows[keys].get(place)) for place in columns)] for keys in rows]
         read = f"{OURS} In brackets the published value." if self._printed else OURS
         told = [f"Table {self.number}: {self.table.title}", read, *self._told()]
-        return latex_table(told, self._titles(columns), body)
+        return latex_table(told, *self._layout(_latex_cell))
 
 
 def _lacks(states: Mapping[int, str], n: int) -> str:
     """Why seeds have no value, e.g. ``failed (1)`` or ``not run``; empty if all have one."""
-    if n == len(states):
-        return ""
     found = list(states.values())
     told = [f"{state} ({found.count(state)})" for state in LACKS[:-1] if state in found]
-    nothing = "not run" if "missing" in found else "no value"
-    return "; ".join(told) or ("" if n else nothing)
+    if told and n < len(states):
+        return "; ".join(told)
+    return "" if n else "not run" if "missing" in found else "no value"
+
+
+def _rank(cell: Cell) -> tuple[int, float]:
+    """Where a row of a ranked suite stands: by failed runs, so that survivors place no row, then by the mean."""
+    failed = [state for state in cell["states"].values() if state == "failed"]
+    return len(failed), math.inf if cell["ours"] is None else -cell["ours"]
 
 
 def _touched(cell: Cell) -> bool:
     """Whether any seed of a cell has been run."""
-    return bool(cell["n"]) or cell["lacks"] not in UNTOUCHED
+    return bool(cell["n"]) or cell["lacks"] not in ("not run", "pending")
 
 
 def _count(cell: Cell) -> str:
@@ -421,20 +393,16 @@ def _count(cell: Cell) -> str:
 def _ours(cell: Cell) -> str:
     """Mean, half-width and number of seeds, or why they are missing."""
     if cell["ours"] is None:
-        return cell["lacks"] if _touched(cell) else NONE_RUN
-    half = "" if cell["ci95"] is None else f" ± {cell['ci95']:.2f}"
-    return f"{cell['ours']:.2f}{half} ({_count(cell)})"
+        return cell["lacks"] if _touched(cell) else "–"
+    return f"{cell['ours']:.2f}{half(cell['ci95'])} ({_count(cell)})"
 
 
 def _published(cell: Cell) -> str:
     """The printed value with its spread; empty if there is none."""
-    printed, spread = cell["published"], cell["spread"]
-    return f"{printed} ± {spread}" if printed and spread else printed or ""
+    return " ± ".join(filter(None, (cell["published"], cell["spread"])))
 
 
-def _latex_cell(cell: Cell | None) -> str:
-    if cell is None:
-        return ""
+def _latex_cell(cell: Cell) -> str:
     return _ours(cell) + (f" [{_published(cell)}]" if cell["published"] else "")
 
 

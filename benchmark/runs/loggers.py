@@ -96,34 +96,55 @@ def choose_mode(wanted: str, scale: str, asked: bool = False) -> Mode:
     return modes.get(said, "offline")
 
 
+def mirror_run(run: Run, folder: Path) -> "Mirror":
+    """Create the mirror of a run, which resumes the same W&B run. With ``--logger wandb`` scale quick has one, too."""
+    config = run.config
+    mode = choose_mode(config.runtime.wandb, config.scale, asked="wandb" in names(config.runtime.logger))
+    name = f"{config.method.name} {config.data.name} seed {config.seed}"
+    return Mirror(mode, folder, config.scale, id=run.id, name=name, config=identity(config))
+
+
+def mirror_tables(mode: Mode, folder: Path, scale: str, name: str, frames: Mapping[str, Any]) -> None:
+    """Send tables (data frames by number) as ``wandb.Table``.
+
+    Args:
+        mode: of the mirror.
+        folder: folder for wandb's files.
+        scale: of the suite.
+        name: of the tables' files.
+        frames: the tables; empty ones are left out.
+    """
+    with Mirror(mode, folder, scale, id=f"tables-{name}", name=f"tables {name}") as mirror:
+        for number, frame in frames.items():
+            if len(frame):
+                mirror.send(WandbLogger.log_table, f"{name}/table {number}", dataframe=frame)
+
+
 class Mirror:
     """A run in Weights & Biases, which starts with its first content; nothing in mode ``off``.
 
-    A run that continues resumes the same W&B run, and ``--logger wandb`` mirrors scale quick, too. W&B's environment
-    variables name project, entity, group and tags; without them the project is ``fssl-bench``, and the group the scale.
-    The first failure of any kind is reported as a warning and switches the mirror off.
+    W&B's environment variables name project, entity, group and tags; without them the project is ``fssl-bench``, and
+    the group the scale. The first failure of any kind is reported as a warning and switches the mirror off.
 
     Args:
-        run: the run.
-        folder: folder for wandb's files (``wandb sync`` sends those of mode ``offline``).
+        mode: ``off``, ``offline`` (files under ``folder/wandb``, for ``wandb sync``) or ``online``.
+        folder: folder for wandb's files.
+        scale: the group.
+        init: further arguments of ``wandb.init``.
     """
 
-    def __init__(self, run: Run, folder: Path) -> None:
+    def __init__(self, mode: Mode, folder: Path, scale: str, **init: Any) -> None:
         self._logger: WandbLogger | None = None
         self._began = False
-        config = run.config
-        mode = choose_mode(config.runtime.wandb, config.scale, asked="wandb" in names(config.runtime.logger))
         if mode != "off":
             folder.mkdir(parents=True, exist_ok=True)
             self._logger = WandbLogger(
                 save_dir=folder,
                 project=os.environ.get("WANDB_PROJECT") or PROJECT,
-                group=os.environ.get("WANDB_RUN_GROUP") or config.scale,
+                group=os.environ.get("WANDB_RUN_GROUP") or scale,
                 mode=mode,
                 settings={"silent": True, "console": "off"},
-                id=run.id,
-                name=f"{config.method.name} {config.data.name} seed {config.seed}",
-                config=identity(config),
+                **init,
             )
 
     def __enter__(self) -> "Mirror":

@@ -178,12 +178,16 @@ class Suite:
         if self.scale(scale)["tuning"] != base.scale(scale)["tuning"]:
             return {}
         ours, theirs = ({row.full_name: row for row in suite.rows} for suite in (self, base))
+        return {
+            name: entry
+            for name, entry in base.choices(scale).items()
+            if name in ours.keys() & theirs.keys()
+            and self.before_tuning(ours[name], scale) == base.before_tuning(theirs[name], scale)
+        }
 
-        def alike(name: str) -> bool:
-            own, other = self.values(ours[name], scale, tuned=False), base.values(theirs[name], scale, tuned=False)
-            return own | {"seed": None} == other | {"seed": None}
-
-        return {n: entry for n, entry in base.choices(scale).items() if n in ours and n in theirs and alike(n)}
+    def before_tuning(self, row: Row, scale: str) -> dict[str, Any]:
+        """The configuration of a row at a scale apart from its seed and the rates that tuning has chosen."""
+        return self.values(row, scale, tuned=False) | {"seed": None}
 
     def values(self, row: Row, scale: str, tuned: bool = True, last: Options | None = None) -> dict[str, Any]:
         """The configuration of a row at a scale as the suite gives it, without defaults.

@@ -8,6 +8,7 @@ import pytest
 
 from benchmark.cli import main
 from benchmark.launch import run
+from benchmark.runs import loggers
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import read_record, read_rows
 from datamodules.io.sources import sha256_of
@@ -60,6 +61,16 @@ def test_a_table_in_another_precision_or_of_other_rounds_has_runs_and_files_of_i
     assert [one.config.rounds for one in fitted[4:]] == [7, 7]
     assert "rounds: 7" in (here / "results/tables/toy-quick-7_rounds.md").read_text()
     assert table("--seeds", "1", "--rounds", "0") == 2
+
+
+def test_tables_are_mirrored_where_they_changed_or_where_it_is_asked_for(here, fitted, monkeypatch):
+    sent = []
+    monkeypatch.setattr(loggers, "mirror_tables", lambda *given: sent.append(given[0]) if given[0] != "off" else None)
+    assert table("--seeds", "1", "--only", "1/*/low") == 0 and sent == []  # nobody has asked, and there is no key
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert table("--seeds", "1") == table("--seeds", "1") == 0
+    assert sent == ["offline"]
+    assert table("--seeds", "1", "--wandb", "offline") == 0 and len(sent) == 2
 
 
 def test_table_filters_run_less_but_render_everything(here, fitted):

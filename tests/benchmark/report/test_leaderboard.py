@@ -271,7 +271,6 @@ def test_a_row_with_a_failed_run_stands_behind_all_without_one(made):
     assert "1 of 3 by the mean" in leaderboard.standing(one, "base")
     latex = leaderboard.latex(suite, plan, [one])
     assert latex.index("bad") < latex.index("good")
-    assert list(leaderboard.drawn([one]).set_index("method")["failed"].loc[["good", "bad"]]) == [1, 0]
 
 
 def test_a_difference_needs_pairs(made):
@@ -311,23 +310,24 @@ def test_without_the_reference_there_is_nothing_to_reach(made):
     assert "1 of 3 by the mean. No seed of it has a result of base. Too few runs" in told
 
 
-def test_the_picture_has_what_the_page_has(made, tmp_path):
-    """A panel with both data sets and the intervals that decide; a difference is clear where it is bold.
-
-    Settings with too few seeds are left out.
-    """
-    *run, found = made
-    drawn = leaderboard.drawn(found).set_index(["dataset", "method"])
-    assert drawn["title"].unique() == ["Labels at some clients"] and drawn["reference"].unique() == ["base"]
-    assert list(drawn.index[drawn["clear"]]) == [("A", "good"), ("B", "good")]
-    shown = drawn["half_width"]
-    assert shown["A", "good"] == found[0].lines.loc["good", "simultaneous_ci95"]
-    assert shown["A", "bound"] == found[0].lines.loc["bound", "difference_ci95"]
+def test_settings_with_too_few_seeds_are_in_no_picture(made, tmp_path):
+    *run, _ = made
     (picture,) = [path for path in leaderboard.write(*run, tmp_path, "toy-quick") if path.suffix == ".svg"]
     assert picture == tmp_path / "tables" / "toy-quick-leaderboard.svg"
     for row in ("clients/A/good", "clients/B/good"):
         lose(run[1], row, 2, 3)
     assert picture.name not in [path.name for path in leaderboard.write(*run, tmp_path / "again", "toy-quick")]
+
+
+def test_a_row_stands_beside_the_best_other_one(made):
+    """Paired by seed; bounds and the reference are none, and neither is a row without a seed in common."""
+    suite, plan, (first, _) = made
+    told = leaderboard.standing(first, "bad")
+    assert "To good, the best other row: -6.05" in told and "| good" in told
+    assert "the best other row" not in leaderboard.standing(first, "good")  # that is the reference
+    lose(plan, "clients/A/bad", 0, 1)
+    lose(plan, "clients/A/good", 2, 3)
+    assert "the best other row" not in leaderboard.standing(leaderboard.settings(suite, plan)[0], "bad")
 
 
 @pytest.mark.parametrize("why", ["pending", "without"])

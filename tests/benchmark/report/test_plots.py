@@ -15,7 +15,9 @@ from benchmark.cli import main
 from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import ClassSpec
 from benchmark.report import plots
+from benchmark.report.settings import Setting
 from benchmark.runs.folder import RunFolder
+from benchmark.suites.plan import Table
 from benchmark.suites.suite import load
 from datamodules.common.errors import ConfigError
 from run_folders import FACTS
@@ -168,20 +170,22 @@ def test_rows_of_a_suite(here: Path, drawn: list[Any]) -> None:
 
 
 FILLS = {to_rgba("white"): "hollow", to_rgba(plots.GRID): "grey"}
-COLUMNS = ["dataset", "method", "difference", "half_width", "bound", "clear", "failed"]
-EFFECTS = [
-    ("A", "base", np.nan, np.nan, False, False, 0),
-    ("A", "good", 5.0, 1.0, False, True, 0),
-    ("A", "bad", -2.0, 3.0, False, False, 0),
-    ("A", "all labels", 9.0, 2.0, True, False, 0),
-    ("B", "base", np.nan, np.nan, False, False, 0),
-    ("B", "good", 1.0, 2.0, False, False, 0),
-    ("B", "all labels", 7.0, 1.0, True, False, 0),
-]
+EFFECTS = {  # difference, half-width, failed runs
+    "A": {"base": (np.nan, np.nan, 0), "good": (5.0, 1.0, 0), "bad": (-2.0, 3.0, 0), "all labels": (9.0, 2.0, 0)},
+    "B": {"base": (np.nan, np.nan, 0), "good": (1.0, 2.0, 0), "all labels": (7.0, 1.0, 0)},
+}
 
 
-def panel(rows: Any = EFFECTS, title: str = "Labels somewhere") -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=COLUMNS).assign(setting=title, title=title, reference="base")
+def settings(effects: Any = EFFECTS, title: str = "Labels somewhere") -> list[Setting]:
+    """A board's settings; the bound has an interval of its own alone."""
+    table = Table(title, title, ["acc"], (), reference="base", bounds=["all labels"])
+    found = []
+    for dataset, rows in effects.items():
+        lines = pd.DataFrame(rows, index=["difference", "difference_ci95", "failed"]).T.assign(pairs=3, converged=True)
+        lines["simultaneous_ci95"] = lines["difference_ci95"].mask(lines.index == "all labels")
+        scores = pd.DataFrame(columns=lines.index)
+        found.append(Setting(table, dataset, scores, ("all labels",), lines, "", {"admitted": True}))
+    return found
 
 
 def points(axes: Any) -> list[dict[str, Any]]:
@@ -199,40 +203,31 @@ def points(axes: Any) -> list[dict[str, Any]]:
 
 
 def test_points_stand_at_their_rows_and_clear_ones_are_filled() -> None:
-    """Bounds are grey. The reference has none; a row that a data set lacks has none there."""
-    (axes,) = plots.draw_differences(panel()).axes
+    """Bounds are grey. The reference has none; a row that a data set lacks has none there. Bars are the intervals."""
+    (axes,) = plots.draw_differences(settings()).axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["bad", "good", "all labels (bound)"]
     first, second = points(axes)
     assert first == {"bad": (-2.0, "hollow"), "good": (5.0, "filled"), "all labels (bound)": (9.0, "grey")}
     assert second == {"good": (1.0, "hollow"), "all labels (bound)": (7.0, "grey")}
-
-
-def test_a_row_with_a_failed_run_stands_below_all_without_one() -> None:
-    """Whatever its other seeds say."""
-    rows = [(*row[:-1], int(row[:2] == ("B", "good"))) for row in EFFECTS]
-    (axes,) = plots.draw_differences(panel(rows)).axes
-    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["good", "bad", "all labels (bound)"]
-
-
-def test_intervals_reach_as_far_as_the_half_width() -> None:
-    (axes,) = plots.draw_differences(panel()).axes
     bars = [line for drawn in axes.collections if hasattr(drawn, "get_segments") for line in drawn.get_segments()]
     reach = {tuple(line[:, 0]) for line in bars if len(line) and np.isfinite(line).all()}
     assert reach == {(4, 6), (-5, 1), (7, 11), (-1, 3), (6, 8)}
 
 
-def test_a_panel_per_setting_with_one_scale_and_one_colour_per_data_set() -> None:
-    only = panel([row for row in EFFECTS if row[0] == "B"], "Labels elsewhere")
-    above, below = plots.draw_differences(pd.concat([panel(), only])).axes
+def test_a_row_with_a_failed_run_stands_below_all_without_one() -> None:
+    """Whatever its other seeds say."""
+    (axes,) = plots.draw_differences(settings({**EFFECTS, "B": EFFECTS["B"] | {"good": (1.0, 2.0, 1)}})).axes
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["good", "bad", "all labels (bound)"]
+
+
+def test_a_panel_per_table_with_one_scale_and_one_colour_per_data_set() -> None:
+    """Names are shown as they are: a dollar sign begins no formula."""
+    odd = {name.replace("good", "$\\frac{$"): effect for name, effect in EFFECTS["B"].items()}
+    found = [*settings(), *settings({"B": odd}, "$^")]
+    above, below = plots.draw_differences(found).axes
     assert above.get_xlim() == below.get_xlim()
-    assert below.get_title(loc="left") == "Labels elsewhere: points above base"
+    assert below.get_title(loc="left") == "$^: points above base"
     edges = [axes.collections[-1].get_edgecolors()[0] for axes in (above, below)]
     assert tuple(edges[0]) == tuple(edges[1]) == to_rgba("C1")
-
-
-def test_names_are_shown_as_they_are() -> None:
-    """A dollar sign begins no formula."""
-    lines = [(dataset, method.replace("good", "$\\frac{$"), *rest) for dataset, method, *rest in EFFECTS]
-    drawn = plots.draw_differences(panel(lines, "$^"))
-    assert "$\\frac{$" in [tick.get_text() for tick in drawn.axes[0].get_yticklabels()]
-    assert plots.svg_text(drawn) == plots.svg_text(plots.draw_differences(panel(lines, "$^")))
+    assert "$\\frac{$" in [tick.get_text() for tick in below.get_yticklabels()]
+    assert plots.svg_text(above.figure) == plots.svg_text(plots.draw_differences(found))

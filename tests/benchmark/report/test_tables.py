@@ -12,7 +12,7 @@ from benchmark.config import RunConfig
 from benchmark.registry import ClassSpec
 from benchmark.report.facts import last_rounds
 from benchmark.report.formats import csv_text
-from benchmark.report.frame import long_frame, rounds_of
+from benchmark.report.frame import rounds_of
 from benchmark.report.tables import render, write
 from benchmark.runs.states import RunState
 from benchmark.suites.suite import Suite
@@ -238,19 +238,6 @@ def test_incomplete_and_failed_runs_are_said_aloud():
     failed = next(key for key, run in plan.runs.items() if "4/SVHN/low" in run.cells)
     assert f"**1 of 6 runs complete**; failed: {failed}." in table.markdown
     assert "complete**" not in rendered("paper", FULL)[2].markdown
-
-
-def test_the_long_frame_has_a_line_for_each_run_row_reading_and_metric():
-    """One without a value where there is none."""
-    _, plan, _ = rendered("paper", {("high", 1): 70.0}, {("low", 1): "failed"})
-    frame = long_frame(plan)
-    done, others = frame[frame["state"] == "complete"], frame[frame["state"] != "complete"]
-    assert done.set_index(["reading", "metric"])["value"].to_dict() == {
-        (reading, metric): 90.0 if metric == "auc" else acc
-        for reading, acc in (("best", 70.0), ("last", 69.0), ("last_k_mean", 69.5))
-        for metric in ("acc", "auc")
-    }
-    assert len(others) == 5 and others["value"].isna().all() and list(others["state"]).count("failed") == 1
 
 
 def test_another_scale_is_not_compared_with_the_paper():

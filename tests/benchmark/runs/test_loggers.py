@@ -2,13 +2,14 @@
 
 import warnings
 
+import pandas as pd
 import pytest
 from lightning.pytorch.callbacks import LambdaCallback
 
 from benchmark.config import Run, RunConfig, Runtime
 from benchmark.launch.run import fit
 from benchmark.registry import ClassSpec
-from benchmark.runs.loggers import Mirror, callbacks, choose_mode, lightning_loggers
+from benchmark.runs.loggers import callbacks, choose_mode, lightning_loggers, mirror_run, mirror_tables
 from benchmark.runs.records import read_rows
 from datamodules.common.errors import ConfigError
 from runs import SHORT, configuration, interrupted
@@ -61,7 +62,7 @@ def service(monkeypatch):
 
 
 def online(folder):
-    return Mirror(RUN.replace(runtime=Runtime(wandb="online")), folder)
+    return mirror_run(RUN.replace(runtime=Runtime(wandb="online")), folder)
 
 
 def test_auto(monkeypatch, tmp_path):
@@ -84,15 +85,19 @@ def test_auto(monkeypatch, tmp_path):
     assert [choose_mode(mode, "paper") for mode in ("off", "offline", "online")] == ["off", "offline", "online"]
 
 
-def test_offline_files_hold_rows(tmp_path):
+def test_offline_files_hold_rows_and_tables(tmp_path):
     path = tmp_path / "run"
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        with Mirror(RUN, path) as mirror:
+        with mirror_run(RUN, path) as mirror:
             mirror.row({"round": 0, "acc": 12.5, "auc": None, "timing": {"seconds": 0.5}})
             mirror.record(RECORD, [])
+        frames = {"1": pd.DataFrame({"method": ["x"], "ours": [1.5]}), "2": pd.DataFrame()}
+        mirror_tables("offline", tmp_path / "results", "paper", "toy-paper", frames)
     written = list(path.glob("wandb/offline-run-*/run-*.wandb"))
     assert len(written) == 1 and b"12.5" in written[0].read_bytes()
+    (table,) = (tmp_path / "results").rglob("*.table.json")  # an empty one is no table
+    assert '[["x",1.5]]' in table.read_text().replace(" ", "")
 
 
 def test_a_summary_has_each_number_by_itself_and_classes_have_names(tmp_path, service):
@@ -171,7 +176,7 @@ def test_the_csv_logger_keeps_the_rounds_before_a_resume(tmp_path):
 
 def test_wandb_may_be_asked_for_by_name(tmp_path):
     config = RUN.replace(scale="quick", runtime=Runtime(logger="wandb"))
-    with Mirror(config, tmp_path) as mirror:
+    with mirror_run(config, tmp_path) as mirror:
         mirror.row({"round": 0, "acc": 12.5})
     assert list(tmp_path.glob("wandb/offline-run-*"))
 
