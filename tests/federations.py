@@ -155,7 +155,7 @@ def same_server(a: Federation, b: Federation) -> bool:
 def site_of(federation: Federation, visit: Visit | None = None) -> LocalSite:
     """Return the site of a client's visit; default: client 0 in round 0."""
     data = federation.data.client(visit.client if visit else 0)
-    return LocalSite(federation.method, federation.engine.context, data, visit or Visit(size=data.size), [])
+    return federation.engine.seats[0].attach(visit or Visit(size=data.size), data, [])
 
 
 def sums_of(method: FedMethod) -> Tally:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -32,7 +33,7 @@ from benchmark.contract.isolation import noise, unlabelled
 from benchmark.federation import loop
 from benchmark.federation.fit import Fit, OptimizerStates, kept_states, load_states
 from benchmark.federation.loop import Federation
-from benchmark.federation.replay import RecordedStep
+from benchmark.federation.replay import RecordedStep, Replay
 from benchmark.federation.scaling import LossScaler
 from benchmark.federation.site import LocalSite, stream_of
 from datamodules.base import SiteData
@@ -233,7 +234,7 @@ def check_slots_equal_the_reference(subject: Subject) -> None:
 def check_replayed_steps_equal_the_reference(subject: Subject) -> None:
     """Steps that are recorded once and replayed give the same bits, whichever step of a visit was recorded."""
     federation = subject.federation(slots=1, replay=True)
-    with patch.object(RecordedStep, "__init__", recorded_elsewhere(RecordedStep.__init__)):
+    with patch.object(Replay, "record", recorded_elsewhere(Replay.record)):
         notes = subject.differences(federation, ROUNDS)  # one with few batches replays in the last round
     require_equal(
         notes,
@@ -246,17 +247,18 @@ def check_replayed_steps_equal_the_reference(subject: Subject) -> None:
         assert replay.taken["replayed"], "no step is replayed, because no two batches of a client have the same shapes"
 
 
-def recorded_elsewhere(init: Callable[..., None]) -> Callable[..., None]:
-    """``init``, which records a step, made to record it as another step of the visit: one recording serves all."""
+def recorded_elsewhere(record: Callable[..., RecordedStep]) -> Callable[..., RecordedStep]:
+    """``record``, which records a step, made to record it as another step of the visit: one recording serves all."""
 
     def shift(fit: Fit, by: int) -> None:
         for name in ("batch_idx", "current_epoch", "global_step"):
             setattr(fit, name, getattr(fit, name) + by)
 
-    def recorded(self: RecordedStep, step: Any, batch: Batch, replay: Any, fit: Fit) -> None:
+    def recorded(self: Replay, batch: Batch, fit: Fit) -> RecordedStep:
         shift(fit, ELSEWHERE)
-        init(self, step, batch, replay, fit)
+        made = record(self, batch, fit)
         shift(fit, -ELSEWHERE)
+        return made
 
     return recorded
 
@@ -322,7 +324,8 @@ def differences(subject: Subject, circumstances: Collection[str]) -> list[str]:
         federation = subject.federation()
         (seat,) = federation.engine.seats
         if RANK in circumstances:
-            seat.context = replace(seat.context, rank=1, ranks=3)
+            there: Any = SimpleNamespace(loggers=[], global_rank=1, world_size=3)
+            seat.site._context = replace(seat.context, fabric=there)
         if ORDER in circumstances:
             stack.enter_context(patch.object(loop, "assign", backwards))
         if SCALE in circumstances:

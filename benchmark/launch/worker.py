@@ -18,7 +18,7 @@ from benchmark.config import Run, RunConfig, Runtime
 from benchmark.federation.assembly import assemble, make
 from benchmark.federation.collectives import on_first, wait_for_all
 from benchmark.federation.loop import Federation, RoundCallback
-from benchmark.federation.store import Store, discard_states, states_folder
+from benchmark.federation.store import Store, discard_states
 from benchmark.launch.recorder import Recorder, is_complete, resume
 from benchmark.launch.signals import STOPPED, check_stopped, die_with_parent, stoppable
 from benchmark.runs import loggers
@@ -125,7 +125,7 @@ def _make_federation(fabric: Fabric, run: Run, files: RunFolder, recorder: Recor
     runtime = run.config.runtime
     method, data = make(run, fabric.device)
     callbacks: list[RoundCallback | Callback] = [*filter(None, [recorder]), *loggers.callbacks(runtime.callbacks)]
-    store = Store(_client_memory(runtime), states_folder(files.path, fabric.global_rank))
+    store = Store(_client_memory(runtime), files.path)
     federation = assemble(run, method, data, fabric, callbacks, store)
     known = {**data_provenance(data), "client_state_bytes": federation.client_state_bytes}
     on_first(fabric, lambda: files.open(run, known))
