@@ -267,6 +267,3 @@ def test_a_class_at_the_border_is_no_tail(classes: int) -> None:
     assert not tail_classes(counts).any()
     counts[0] -= 1
     assert tail_classes(counts).nonzero()[:, 0].tolist() == [0]
-
-
-# --- ablations

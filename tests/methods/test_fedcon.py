@@ -1,7 +1,7 @@
 """FedCon: the two losses and their averages, what travels, how little the released clients move, and LARS."""
 
 import copy
-from math import exp, sqrt
+from math import cos, exp, pi, sqrt
 from typing import Any
 
 import pytest
@@ -44,6 +44,14 @@ def backbone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 # Closed forms.
+
+
+def test_schedules_by_hand() -> None:
+    """The student's decay from 0.9996 to 1 and back, and the warm-up that begins anew."""
+    assert student_decay(0) == pytest.approx(1 - 4e-4)
+    assert student_decay(10_000) == pytest.approx(1 - 2e-4)
+    assert student_decay(20_000) == pytest.approx(1.0)
+    assert student_decay(3000) == pytest.approx(1 - 4e-4 * (cos(0.15 * pi) + 1) / 2)
 
 
 def test_the_warm_up_of_the_released_code_by_hand() -> None:
@@ -138,8 +146,6 @@ def test_a_client_with_one_image_waits() -> None:
     assert all(torch.equal(value, run.server[name]) for name, value in upload.tensors.items())
 
 
-# The released clients.
-
 # --- LARS
 
 
@@ -172,3 +178,18 @@ def test_nothing_to_scale_by() -> None:
     w.grad = None
     LARS([w], lr=0.1).step()
     assert w.tolist()[0] == pytest.approx([0.95, 1.9])
+
+
+def test_momentum_is_a_sum_of_scaled_steps() -> None:
+    """v <- 0.9 v + lr u: the second step with the same weight norm and gradient is 1.9 times as long."""
+    w = weight(3.0, 4.0)
+    optimizer = LARS([w], lr=0.5, momentum=0.9, trust=1e-3)
+    moved = []
+    for _ in range(2):
+        with torch.no_grad():
+            w.copy_(torch.tensor([[3.0, 4.0]]))
+        w.grad = torch.tensor([[1.0, 1.0]], dtype=torch.float64)
+        optimizer.step()
+        moved.append(torch.tensor([[3.0, 4.0]]) - w.detach())
+    torch.testing.assert_close(moved[1], 1.9 * moved[0])
+    assert list(optimizer.state[w]) == ["momentum_buffer"]

@@ -155,6 +155,3 @@ def test_counted_steps_do_not_follow_the_confident_images(threshold: float, stre
     run.run_visits(run.visits(0)[:1])
     assert len(seen) == 14 and all(set(batch) == streams for batch in seen)
     assert all(len(next(iter(batch[name].values()))) <= 12 for batch in seen for name in streams)
-
-
-# --- relations to other methods

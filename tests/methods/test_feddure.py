@@ -9,23 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddure_steps import (
-    CASES,
-    PLAIN,
-    batch_of,
-    equal,
-    name_of,
-    take_steps,
-    toy_method,
-)
+from benchmark.federation.fit import Fit
+from federations import sums_of
+from golden_files import load
 from methods import models
 from methods.ablations.feddure import (
     AsWritten,
     DifferentiableWeights,
     FRegOnLogits,
     NormalisedWeights,
+    WithoutCReg,
     released_rate,
 )
+from methods.base import Batch
 from methods.feddure import FedDure, WeightNet, look_ahead, stateless
 
 FLAGS = {
@@ -35,6 +31,78 @@ FLAGS = {
     ("logits", False, "none"): AsWritten,
     ("softmax", True, "sum"): NormalisedWeights,
 }
+
+
+def to_tensors(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: to_tensors(v) for k, v in value.items()}
+    if not isinstance(value, list):
+        return value
+    dtype = torch.int64 if value and isinstance(value[0], int) else torch.float64
+    return torch.tensor(value, dtype=dtype)
+
+
+CASES = [to_tensors(case) for case in load("feddure/paper_step_sgd")["cases"]]
+
+
+class Toy(nn.Module):
+    """The reference network 4-5-3 with tanh."""
+
+    def __init__(self, batchnorm: bool) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.bn = nn.BatchNorm1d(5) if batchnorm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(torch.tanh(self.bn(self.fc1(x))))
+
+
+def toy_method(case: dict[str, Any], cls: type[FedDure] = FedDure, **args: Any) -> FedDure:
+    """The case's networks and rates, with plain SGD everywhere."""
+    given = case["inputs"]
+    defaults = {
+        "freg_hidden": 4, "optimizer": "sgd", "momentum": 0.0, "lr": given["eta"], "creg_lr": given["eta_s"],
+        "freg_lr": given["eta_w"],
+    }  # fmt: skip
+    method = cls(Toy(case["batchnorm"]), 3, **{**defaults, **args}).double()
+    method.model.load_state_dict(given["theta"], strict=not case["batchnorm"])
+    method.creg.load_state_dict(given["phi"], strict=not case["batchnorm"])
+    names = {"linear1": "0", "linear2": "2"}
+    renamed = {f"{names[k.split('.')[0]]}.{k.split('.')[1]}": v for k, v in given["freg"].items()}
+    method.freg.load_state_dict(renamed)
+    return method
+
+
+def batch_of(case: dict[str, Any]) -> Batch:
+    given = case["inputs"]
+    return {
+        "unlabelled": {"weak": given["weak"], "strong": given["strong"]},
+        "labelled": {"x": given["x"], "y": given["y"]},
+    }
+
+
+def take_steps(method: FedDure, batches: list[Batch], first: int = 0) -> None:
+    """Joint steps with the networks as they stand, the first of them number ``first`` of the visit."""
+    sums_of(method)
+    method.joint_steps = first
+    fit = Fit(method, [])
+    for number, batch in enumerate(batches):
+        method.on_train_batch_start(batch, number)
+        fit.step(batch, number)
+        fit.steps += 1
+
+
+def name_of(case: dict[str, Any]) -> str:
+    return "-".join([f"bn{case['batchnorm']:d}", *map(str, case["flags"].values())])
+
+
+def equal(module: nn.Module, expected: dict[str, Tensor], tolerance: float = 1e-12) -> None:
+    state = dict(module.named_parameters())
+    for name, value in expected.items():
+        torch.testing.assert_close(state[name].detach(), value, rtol=tolerance, atol=tolerance)
+
+
+PLAIN = next(c for c in CASES if not c["batchnorm"] and name_of(c).endswith("softmax-True-none"))
 
 
 READINGS = [(case, FLAGS[flags]) for case in CASES if (flags := tuple(case["flags"].values())) in FLAGS]
@@ -140,9 +208,6 @@ def test_the_gradient_is_that_of_a_double_backward_pass(name: str) -> None:
     assert float(difference / size) < 1e-12
 
 
-# --- ablations
-
-
 def test_released_rates() -> None:
     """The four sequences of learning rates: local model and C-reg, CIFAR-10 and CINIC-10."""
     cifar = [released_rate(t, 10, 5) for t in range(10)]
@@ -152,3 +217,43 @@ def test_released_rates() -> None:
     assert cinic == pytest.approx([t / 100 for t in range(100)] + [1, 0] * 5)
     assert [released_rate(t, 100, 10, wait=0) for t in range(10)] == pytest.approx([t / 100 for t in range(10)])
     assert [released_rate(t, 1, 5) for t in range(1, 6)] == pytest.approx([1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5, 0])
+
+
+def descend(net: nn.Module, loss: Tensor, rate: float) -> None:
+    """Plain gradient descent, written out."""
+    gradients = torch.autograd.grad(loss, list(net.parameters()))
+    with torch.no_grad():
+        for parameter, gradient in zip(net.parameters(), gradients, strict=True):
+            parameter -= rate * gradient
+
+
+def joint(net: nn.Module, given: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    """Logits of labelled, weak and strong images, from one forward pass."""
+    parts = [given["x"], given["weak"], given["strong"]]
+    return net(torch.cat(parts)).split([len(p) for p in parts])
+
+
+def test_without_creg() -> None:
+    """F-reg looks ahead with the local model, in separate forward passes; the step follows g_s + g_u."""
+    case = next(c for c in CASES if c["batchnorm"])
+    given, method = case["inputs"], toy_method(case, WithoutCReg)
+    take_steps(method, [batch_of(case)])
+    fresh = toy_method(case)
+    net, freg, y = fresh.model, fresh.freg, given["y"]
+    x, weak, strong = joint(net, given)
+    labels = weak.argmax(dim=1)
+    alone = net(given["strong"])
+    weights = freg(alone.detach().softmax(dim=1))
+    inner = (weights * F.cross_entropy(alone, labels, reduction="none")).mean()
+    own = dict(net.named_parameters())
+    steps = torch.autograd.grad(inner, list(own.values()), create_graph=True)
+    ahead = {n: p - given["eta_s"] * g for (n, p), g in zip(own.items(), steps, strict=True)}
+    descend(freg, F.cross_entropy(stateless(net, given["x"], ahead), y), given["eta_w"])
+    m = freg(strong.detach().softmax(dim=1)).detach()
+    loss = F.cross_entropy(x, y) + (m * F.cross_entropy(strong, labels, reduction="none")).mean()
+    descend(net, loss, given["eta"])
+    equal(method.freg, dict(freg.named_parameters()))
+    equal(method.model, dict(net.named_parameters()))
+    equal(method.creg, dict(fresh.creg.named_parameters()))  # it rests
+    assert method.tallied("creg/d") is None
+    assert int(method.model.bn.num_batches_tracked) == 1  # the look-ahead's passes leave no trace

@@ -357,6 +357,3 @@ def test_bytes_of_sparse_updates() -> None:
     assert [sparse_bytes({name: mask}, values) for name, mask in masks.items()] == [0, 3 * 8 + 3, 20 * 2]
     assert sparse_bytes(masks, values) == 3 * 8 + 3 + 20 * 2
     assert sparse_bytes({}, {}) == 0
-
-
-# --- ablations
