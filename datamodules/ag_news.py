@@ -62,7 +62,6 @@ class AGNews(FSSLDataModule):
     """
 
     num_classes = 4
-    train_size = 50_000
     mean = std = ()
 
     def __init__(

@@ -142,7 +142,7 @@ def make_method(
         "model": model,
         "num_classes": num_classes,
         "num_clients": NUM_CLIENTS,
-        "num_images": Digits.train_size,
+        "num_images": 1_437,  # of Digits
         "image_shape": [3, side, side],
     }
     made: FedMethod = cls(**{name: known[name] for name in parameters(cls) if name in known}, **args)
