@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from benchmark import cli
-from benchmark.contract.hidden import others_are_wrong
+from benchmark.contract.isolation import others_are_wrong
 from benchmark.runs.records import read_record, read_rows
 from datamodules.common.errors import ConfigError, DataError
 from datamodules.folder import Folder
