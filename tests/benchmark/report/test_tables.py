@@ -18,11 +18,7 @@ from benchmark.runs.states import RunState
 from benchmark.suites.schema import on_top
 from benchmark.suites.suite import Suite
 
-PUBLISHED = {
-    "low": {"acc": "60.0", "auc": "91.23"},
-    "high": {"acc": "70.26", "auc": "95.5"},
-    "gain": {"acc": "10.26"},
-}
+PUBLISHED = {"low": {"acc": "60.0", "auc": "91.23"}, "high": {"acc": "70.26", "auc": "95.5"}, "gain": {"acc": "10.26"}}
 
 
 SPEC = {

@@ -27,18 +27,6 @@ def test_rows_and_labels_of_digits_are_those_of_the_texts() -> None:
     assert texts.spec.labels.items() <= own.spec.labels.items()
 
 
-def test_seeds_and_data() -> None:
-    papers = load("images")
-    assert papers.ranked and papers.report == "averaged" and papers.plan("board").seeds == tuple(range(8))
-    streams = set()
-    for run in papers.plan("board").runs.values():
-        data = run.config.data.init_args
-        assert (data["side"], data["channels"], data["validation"]) == (28, 1, 50_000)
-        assert run.config.model == "lenet" and run.config.average_last == 20
-        streams.add(data["partition_stream"])
-    assert streams == {"images/clients", "images/server", "images/all"}
-
-
 def test_one_central_trial_serves_all_settings() -> None:
     """Its two rows differ in the weight of unlabelled images alone, and its seeds were in no pilot."""
     asked = candidates(load("images"), "board", Runtime())
