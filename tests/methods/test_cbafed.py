@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.federation.loop import Federation
-from benchmark.federation.site import LocalSite
 from datamodules.base import SiteData
 from datamodules.common.errors import RunError
 from datamodules.digits import Digits
@@ -24,6 +23,7 @@ from federations import (
     plain_fabric,
     rounds_until,
     run_rows,
+    site_of,
 )
 from golden_files import load
 from methods.ablations.cbafed import RebuiltSets, WarmUpAtClients, batch_loss
@@ -92,7 +92,7 @@ def at_unlabelled_client(made: Federation) -> Any:
     visit = next(v for v in made.visits(1) if not v.labelled)
     made.method.load_tensors(made.server)
     made.method.visit = visit
-    return LocalSite(made.method, made.engine.context, made.data.client(visit.client), visit, [])
+    return site_of(made, visit)
 
 
 def pseudo_set(method: CBAFed, site: Any) -> Stream:
@@ -244,7 +244,7 @@ def test_a_client_that_selects_nothing_returns_what_it_received_with_weight_zero
     made = federation(pl_threshold=1.5, tail_beta=0.0, res_server_alpha=0.0)
     made.run_round(0)
     received = {k: v.clone() for k, v in made.server.items()}
-    uploads, *_ = made.run_visits(made.visits(1))
+    uploads, _ = made.run_visits(made.visits(1))
     assert [u.weight for u in uploads] == [40.0] + [0.0] * (NUM_CLIENTS - 1)
     for upload in uploads[1:]:
         assert all(torch.equal(v, received[k]) for k, v in upload.tensors.items())
@@ -313,7 +313,7 @@ def test_thresholds_follow_the_labels_then_everything_used() -> None:
     wanted = made.method.statistics(labels)
     assert torch.equal(made.server["thresholds"], wanted["thresholds"])
     assert torch.equal(made.server["tail"], wanted["tail"])
-    uploads, *_ = made.run_visits(made.visits(1))
+    uploads, _ = made.run_visits(made.visits(1))
     counts = sum(u.stats["counts"] for u in uploads)
     assert counts.sum() > labels.sum()
     for upload in uploads:

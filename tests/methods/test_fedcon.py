@@ -162,7 +162,7 @@ def test_only_the_backbone_travels() -> None:
     sent = run.method.broadcast(run.server, visits[0])
     assert sent == backbone(run.server)
     assert any("running_mean" in name for name in sent)
-    uploads, _, _ = run.run_visits(visits)
+    uploads, _ = run.run_visits(visits)
     assert all(set(upload.tensors) == set(sent) for upload in uploads)
     assert {name.split(".")[0] for name in run.clients[visits[0].client].tensors} == {"projector", "target"}
     assert run.clients[visits[0].client].optimizers == []
@@ -223,7 +223,7 @@ def test_the_average_is_uniform_and_the_classifier_stays() -> None:
     """Also of running statistics."""
     run = federation(method())
     head = run.server["model.head.weight"].clone()
-    uploads, _, _ = run.run_visits(run.visits(0)[:3])
+    uploads, _ = run.run_visits(run.visits(0)[:3])
     run.become_server()
     run.method.aggregate(uploads)
     state = run.method.state_dict()

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.federation.loop import Federation
-from benchmark.federation.site import LocalSite
 from datamodules.views.batches import epoch
-from federations import SIDE, few_data, make_federation, make_method, plain_fabric, run_rows
+from federations import SIDE, few_data, make_federation, make_method, plain_fabric, run_rows, site_of
 from golden_files import close, load, noise
 from methods import models
 from methods.ablations.fedirm import SmoothedTwoViews
@@ -139,7 +138,7 @@ def test_a_labelled_client_returns_the_relations_of_its_batches() -> None:
     visits = run.visits(0)
     upload = run.engine.run_visit(visits[0], run.engine.send(visits[0], run.server), None)[0].upload
     assert upload is not None
-    site = LocalSite(run.method, run.engine.context, run.data.client(0), visits[0], [])
+    site = site_of(run, visits[0])
     batches = epoch(
         {"labelled": run.method.streams(site.data)["labelled"]}, run.data, lambda p: site.generator(f"{p}/1")
     )
@@ -190,7 +189,7 @@ def test_labelled_losses(kind: type[FedIRM]) -> None:
     """Plain cross-entropy of one view; in the ablation smoothed cross-entropies of two views added."""
     run = federation(method=kind)
     visit = run.visits(0)[0]
-    site = LocalSite(run.method, run.engine.context, run.data.client(0), visit, [])
+    site = site_of(run, visit)
     method = run.method
     method.visit = visit
     batch = next(epoch(method.streams(site.data), run.data, site.generator))["labelled"]

@@ -94,7 +94,7 @@ def test_labels_train_sigma_and_images_train_psi(name: str) -> None:
     everything = {f"model.{name}" for name, _ in run.method.model.named_parameters()}
     assert len(psi) == len(pairs(run.method.model)) > 8
     before = dict(run.server)
-    uploads, _, _ = run.run_visits(run.visits(0)[:2])
+    uploads, _ = run.run_visits(run.visits(0)[:2])
     for upload in uploads:
         assert changed(before, upload.tensors) & everything == psi
     run.become_server()
@@ -325,7 +325,7 @@ def test_the_average_is_uniform() -> None:
     site = data.clients[0]
     data.clients[0] = type(site)(site.labelled[:3], site.labels[:3], site.unlabelled[:5])
     run = federation(method(batches="full"), data)
-    uploads, _, _ = run.run_visits(run.visits(0)[:3])
+    uploads, _ = run.run_visits(run.visits(0)[:3])
     assert len({upload.weight for upload in uploads}) > 1
     run.become_server()
     run.method.aggregate(uploads)

@@ -92,7 +92,7 @@ def step(method: FL2, samples: dict[str, Tensor]) -> list[Tensor]:
 def steps_of(method: FL2, samples: dict[str, Tensor], count: int = 1) -> Iterator[None]:
     """Take so many steps of a visit on one batch, and pause after each."""
     sums_of(method)
-    return Fit(method, []).run(1, lambda epoch: [{"unlabelled": samples}] * count)
+    return Fit(method, [], 1).run(lambda epoch: [{"unlabelled": samples}] * count)
 
 
 def slopes(method: FL2, loss: Tensor) -> list[Tensor]:
@@ -381,7 +381,7 @@ def test_clients_send_their_mean_confidence() -> None:
     """LSAA needs one number per client; without it nothing but the model is sent."""
     for rule, names in (("lsaa", {"tau"}), ("uniform", set())):
         federation = from_half_trained(aggregation=rule)
-        uploads, *_ = federation.run_visits(federation.visits(0)[:2])
+        uploads, _ = federation.run_visits(federation.visits(0)[:2])
         assert [set(u.stats) for u in uploads] == [names] * 2
         if names:
             taus = [float(u.stats["tau"]) for u in uploads]

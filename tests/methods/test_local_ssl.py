@@ -278,8 +278,8 @@ def test_ramp_over_a_visit() -> None:
     passes = [[supervised(given)] * 2, [given] * 2, [given] * 2]
     for _ in range(2):
         sums_of(method)
-        fit, weights = Fit(method, []), []
-        for _ in fit.run(3, lambda epoch: passes[epoch]):
+        fit, weights = Fit(method, [], 3), []
+        for _ in fit.run(lambda epoch: passes[epoch]):
             weights.append(float(method.lambda_k))
         assert weights[2:] == [8 * (k + 1) / 20 for k in range(4)]
 

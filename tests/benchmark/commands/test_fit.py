@@ -144,6 +144,7 @@ def test_several_values_make_a_grid(here, fitted, capsys):
         ("--method.lrr 0.1,0.2 --data.beta 1,2", "unknown method argument 'lrr'; did you mean 'lr'?"),
         ("--method.lr 0.01,-1", "error: FedAvg: lr=-1.0 is out of range: from 0"),
         ("--roster.participants 2,99", "error: roster: 99 participants "),
+        ("--export .", "--export .: it takes the name of a file"),
     ],
 )
 def test_a_list_with_a_wrong_value_runs_nothing_and_names_it(here, fitted, capsys, options, message):
