@@ -16,7 +16,6 @@ from datamodules.common.errors import RunError
 from methods.base import Batch, Scope
 from methods.local_ssl import LocalSSL
 from methods.parts.joint_steps import SupervisedFirst
-from methods.parts.tensors import one_hot
 
 make_dual: Callable[..., Tensor] = forward_ad.make_dual
 unpack_dual: Callable[..., Any] = forward_ad.unpack_dual
@@ -54,9 +53,8 @@ class FedDure(SupervisedFirst, LocalSSL):
     | F-reg's input | output vector, strong view | softmax, weak view, unused | softmax, strong view, without gradient |
     | batch norm of C-reg's labelled losses | not given | training mode | as released |
 
-    Everything else follows ``LocalSSL``, after the steps of ``SupervisedFirst``. Logged in addition to the loss: d, its
-    square and how often it is negative; mean and mean square of m; the norms of the gradients of the labelled and the
-    feedback term at the logits.
+    Everything else follows ``LocalSSL``, after the steps of ``SupervisedFirst``. Logged in addition to the loss: d, and
+    the mean of m.
 
     Args:
         freg_hidden: hidden units of F-reg.
@@ -119,7 +117,7 @@ class FedDure(SupervisedFirst, LocalSSL):
         self.descend(creg, self.pseudo_loss(z, y_hat))  # Eq. 2
         d = self.hparams.feedback_weight * (before - self.creg_loss(x, y))  # Eq. 3
         loss = self.local_loss(batch, out)  # Eqs. 6, 7, 9: g_s and g_u
-        loss = loss + self.feedback(d, y_hat, out, y)  # Eq. 8
+        loss = loss + self.feedback(d, y_hat, out)  # Eq. 8
         return self.local_step(local, loss)  # Eq. 10
 
     def local_step(self, optimizer: Any, loss: Tensor) -> Tensor:
@@ -163,16 +161,11 @@ class FedDure(SupervisedFirst, LocalSSL):
         """m: the updated F-reg's weights ``[N]`` of the local model's logits, without gradient."""
         m = self.image_weights(logits).detach()
         self.tally("freg/m", m.mean())
-        self.tally("freg/m_squared", m.square().mean())
         return m
 
-    def feedback(self, d: Tensor, y_hat: Tensor, out: Mapping[str, Tensor], y: Tensor) -> Tensor:
-        """Eq. 8: the loss whose gradient is g_d; logs d and the norms of g_s and g_d at the logits."""
+    def feedback(self, d: Tensor, y_hat: Tensor, out: Mapping[str, Tensor]) -> Tensor:
+        """Eq. 8: the loss whose gradient is g_d."""
         self.tally("creg/d", d)
-        self.tally("creg/d_squared", d.square())
-        self.tally("creg/d_negative", (d < 0).to(d.dtype))
-        self.tally("gradient/labelled", slope(out["x"], y))
-        self.tally("gradient/feedback", d.abs() * slope(out["strong"], y_hat))
         return d * F.cross_entropy(out["strong"], y_hat)
 
 
@@ -209,14 +202,6 @@ class WeightNet(nn.Sequential):
 def is_joint(batch: Batch) -> bool:
     """Whether the step trains on labelled and unlabelled images together."""
     return "labelled" in batch and "unlabelled" in batch
-
-
-@torch.no_grad()
-def slope(logits: Tensor, labels: Tensor) -> Tensor:
-    """Norm of the gradient, at the logits ``[N, C]``, of the mean cross-entropy against the labels ``[N]``."""
-    p = logits.softmax(dim=1)
-    norm: Tensor = torch.linalg.vector_norm(p - one_hot(labels, p.shape[1]).to(p.dtype))
-    return norm / len(logits)
 
 
 Objective = Callable[[Tensor], Tensor]

@@ -1,7 +1,9 @@
 """A small run of every method, in numbers: code may move freely as long as these stay, and not without a new revision.
 
+`switches.json` has further runs: a method, its arguments, and options of the data, in an entry each.
+
 `python tests/golden_runs.py`, in a checkout, writes the numbers of methods whose revision, or the framework's, was
-raised, and of new methods. It refuses numbers that moved without.
+raised, of new methods, and of entries without numbers. It refuses numbers that moved without.
 """
 
 import importlib
@@ -16,13 +18,14 @@ import torch
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmark.contract.federations import Subject
 from benchmark.federation import REVISION
 from benchmark.registry import KINDS, find_class, own_names, path_of
+from federations import contract_federation, few_in
 from methods import ablations
 from methods.base import FedMethod
 
 FILE = Path(__file__).parent / "golden" / "runs.json"
+SWITCHES = FILE.with_name("switches.json")
 TOLERANCE = 1e-6  # relative; processors differ by 1e-10
 
 
@@ -44,12 +47,12 @@ def revision(name: str) -> list[int]:
     return [find_class(name, KINDS["method"]).revision, REVISION]  # type: ignore[attr-defined]
 
 
-def numbers(name: str) -> list[float]:
+def numbers(name: str, data: dict[str, Any] | None = None, **args: Any) -> list[float]:
     """Losses and accuracies of three rounds, and the last global model's projection on a fixed vector, in float64."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        federation = Subject(name).federation(precision="64-true")
+        federation = contract_federation(name, few_in(**data) if data else None, precision="64-true", **args)
         rows: list[dict[str, Any]] = [federation.run_round(number) or {} for number in range(federation.rounds)]
     finally:
         torch.set_num_threads(threads)
@@ -73,6 +76,22 @@ def kept() -> dict[str, dict[str, Any]]:
     return found
 
 
+def switches() -> list[dict[str, Any]]:
+    """The entries of ``switches.json``."""
+    found: list[dict[str, Any]] = json.loads(SWITCHES.read_text())
+    return found
+
+
+def write_switches() -> None:
+    """Write what is new there."""
+    entries = switches()
+    for one in entries:
+        if one.get("revision") != revision(one["method"]):
+            one |= {"revision": revision(one["method"])}
+            one |= {"numbers": numbers(one["method"], one.get("data"), **one["args"])}
+    SWITCHES.write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n")
+
+
 def write() -> None:
     """Write what is new."""
     before = kept() if FILE.exists() else {}
@@ -88,3 +107,4 @@ def write() -> None:
 
 if __name__ == "__main__":
     write()
+    write_switches()

@@ -67,9 +67,9 @@ def rows_that_set(slot: str) -> set[tuple[type, str]]:
     named = cache(lambda path: find_class(path, KINDS[slot]))
     for paper in suite.available():
         loaded = load(paper)
-        for scale, spec in loaded.spec["scales"].items():
+        for scale, spec in loaded.spec.scales.items():
             for row in (row for row in loaded.rows if not row.minus and not row.pending):
-                for last in [None, spec["tuning"]] if "tuning" in spec else [None]:
+                for last in (None, spec.tuning):
                     given = loaded.values(row, scale, last=last)[slot]
                     cls = named(given["class_path"])
                     args = given["init_args"].items()

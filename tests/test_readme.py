@@ -72,7 +72,7 @@ def test_the_table_of_papers_names_all_methods_of_a_suite(paper: str) -> None:
     page = (ROOT / "docs/papers/README.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith("|") and f"| `{paper}` |" in line]
     named = re.sub(r"[^a-z0-9]", "", row.replace("²", "2").lower())
-    methods = {str(label["method"]) for label in load(paper).spec["labels"].values() if label.get("method")}
+    methods = {label.method for label in load(paper).spec.labels.values() if label.method}
     objectives = {"local_ssl", "client_fixmatch"}
     ours = {one for one in methods - objectives if "." not in one}  # ablations have a dotted path
     assert ours and [one for one in ours if one.replace("_", "") not in named] == []

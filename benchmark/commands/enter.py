@@ -53,7 +53,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
         common.forget_trials(suite, options.scale, own, runtime, folders(suite))
     tune(suite, options.scale, own, runtime, jobs)
 
-    suite = load(str(suite.file))  # with what was chosen
+    suite = load(suite.where)  # with what was chosen
     plan = suite.plan(options.scale, seeds, runtime)
     tables = [table.number for table in suite.tables if options.table in (table.number, table.untuned)]
     wanted = suite.select(plan, tables)
@@ -69,7 +69,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     for setting in settings(suite, plan):
         if setting.table.number == options.table:
             print(f"\n{leaderboard.standing(setting, own[0].method)}")
-    print(f"\nthe row is described by {suite.file}, what was tried by {suite.tuned.path(options.scale)}")
+    print(f"\nthe row is described by {suite.where}, what was tried by {suite.tuned.path(options.scale)}")
     if bad := [one for one in outcomes if one.status != "complete"]:
         raise RunError(f"{len(bad)} runs have no result, first {bad[0].run.cells[0]}: {bad[0].message}")
     return 0

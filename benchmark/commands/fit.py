@@ -168,7 +168,7 @@ def _start(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[str, 
         raise ConfigError("start from --config FILE, or from --suite PAPER --row TABLE/DATASET/METHOD")
     if paper:
         suite = load(paper)
-        scale = given.pop("scale", None) or next(iter(suite.spec["scales"]))
+        scale = given.pop("scale", None) or next(iter(suite.spec.scales))
         start = suite.run(suite.row(row, scale), scale)
         values = identity(start.config)
     if path:

@@ -27,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     common.add_seeds_argument(parser)
     parser.add_argument("--tables", type=text, help="run only what these tables need, e.g. 1,4")
     parser.add_argument("--methods", type=text, help="run only these rows: labels, separated by commas")
-    parser.add_argument("--only", type=text, help="run only patterns of table/dataset/method, or run ids")
+    parser.add_argument("--only", type=text, help="run only patterns of table/dataset/method")
     parser.add_argument(
         "--precision",
         type=text,
@@ -65,10 +65,10 @@ def run(options: Namespace) -> int:
     rounds = f"{options.rounds}_rounds" if options.rounds is not None else ""
     named = "-".join(filter(None, [options.scale, options.precision, rounds]))
     name = f"{suite.paper}-{named}"
-    own, asked = suite.scale(options.scale)["seeds"], common.numbers(options.seeds, "--seeds")
+    own, asked = suite.scale(options.scale).seeds, common.numbers(options.seeds, "--seeds")
     plan = suite.plan(options.scale, [*own, *asked], runtime, precision=options.precision, rounds=options.rounds)
     wished = common.listed(options.tables, "--tables")
-    methods = common.listed(options.methods, "--methods", suite.spec["labels"])
+    methods = common.listed(options.methods, "--methods", suite.spec.labels)
     only = common.listed(options.only, "--only", suite.names())
     wanted = suite.select(plan, wished, methods, only, asked or own)
     published = suite.published()  # fails before anything runs if the file is missing

@@ -55,7 +55,7 @@ class WithoutFReg(FedDure):
             self.descend(creg, F.cross_entropy(z, y_hat, reduction="none").mean())
             d = self.hparams.feedback_weight * (before - self.creg_loss(x, y))
             target = out[self.view_of_feedback].detach().argmax(dim=1)
-            loss = loss + self.feedback(d, target, out, y)
+            loss = loss + self.feedback(d, target, out)
         return self.local_step(local, loss)
 
     def local_weights(self, logits: Tensor) -> Tensor:

@@ -38,7 +38,13 @@ SHAPE = ("in_channels", "image_size", "in_features")
 
 
 def network(name: str) -> "Callable[..., nn.Module]":
-    """Return the class of a key of ``MODELS`` with its preset arguments bound."""
+    """Return the class of a key of ``MODELS`` with its preset arguments bound, or what a dotted path names.
+
+    Raises:
+        ConfigError: see ``check``.
+    """
+    if name not in MODELS:
+        return _imported(name)
     path, options = MODELS[name]
     module, _, cls = path.rpartition(".")
     return partial(getattr(import_module(f"{__name__}.{module}"), cls), **options)
@@ -65,14 +71,13 @@ def build(
 
     Raises:
         ConfigError: unknown name (suggests the closest one), a path that cannot be imported or is not a network, an
-            unknown option, an option that the network refuses, feature vectors for a network that takes images, lazy
-            layers, or a submodule with the name of the method ``features``.
+            unknown option, an option that the network refuses, or feature vectors for a network that takes images.
     """
     import torch
     from torch import nn
 
     check(name, options)
-    factory = _factory(name)
+    factory = network(name)
     known, _ = _arguments(factory)
     if in_features is not None and name in MODELS and "in_features" not in known:
         raise ConfigError(f"model {name} takes images, the data has feature vectors; choose --model linear or mlp")
@@ -88,7 +93,6 @@ def build(
         ) from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {name}: it returned a {type(model).__name__}; it must return a torch.nn.Module")
-    _check(name, model)
     return cast("Backbone", model.to(memory_format=torch.channels_last))
 
 
@@ -99,7 +103,7 @@ def check(name: str, options: Iterable[str]) -> None:
         ConfigError: unknown name (suggests the closest one), a path that cannot be imported or is not a network, an
             unknown option, or a network that does not take the number of classes.
     """
-    known, takes_any = _arguments(_factory(name))
+    known, takes_any = _arguments(network(name))
     unknown = [option for option in options if option not in (*known, *SHAPE) and not takes_any]
     if unknown:
         raise ConfigError(f"model {name}: unknown option {', '.join(unknown)}; it has {', '.join(known)}")
@@ -107,37 +111,11 @@ def check(name: str, options: Iterable[str]) -> None:
         raise ConfigError(f"model {name}: it has no argument num_classes, so it cannot be used as a classifier")
 
 
-def _factory(name: str) -> "Callable[..., nn.Module]":
-    return network(name) if name in MODELS else _imported(name)
-
-
 def _arguments(factory: "Callable[..., nn.Module]") -> tuple[list[str], bool]:
     """Names of the arguments of a network, and whether it takes any others as well."""
     parameters = inspect.signature(factory).parameters.values()
     known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return known, any(p.kind is p.VAR_KEYWORD for p in parameters)
-
-
-def _check(name: str, model: "nn.Module") -> None:
-    """Refuse what cannot be trained: tensors without a shape, and features that are never called.
-
-    Raises:
-        ConfigError: names the tensors or the submodule, and what to do.
-    """
-    from torch.nn.parameter import is_lazy
-
-    from methods.models.backbone import Backbone
-
-    lazy = [key for key, tensor in (*model.named_parameters(), *model.named_buffers()) if is_lazy(tensor)]
-    if lazy:
-        raise ConfigError(
-            f"model {name}: {', '.join(lazy)} have no shape yet; use sized layers in place of lazy layers"
-        )
-    if isinstance(model, Backbone) and "features" in dict(model.named_children()):
-        raise ConfigError(
-            f"model {name}: its submodule `features` is hidden by the method of that name; rename it, and call it in "
-            "features(x)"
-        )
 
 
 def _imported(path: str) -> "Callable[..., nn.Module]":

@@ -6,7 +6,7 @@ Methods use these only through ``FedMethod``.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -133,14 +133,8 @@ class StepNumber:
         """Register the buffer with the module."""
         module.register_buffer(self.buffer, torch.full((), self.start), persistent=False)
 
-    @overload
-    def __get__(self, module: None, owner: type) -> "StepNumber": ...
-
-    @overload
-    def __get__(self, module: nn.Module, owner: type) -> Tensor: ...
-
-    def __get__(self, module: nn.Module | None, owner: type) -> "StepNumber | Tensor":
-        return self if module is None else cast(Tensor, module._buffers[self.buffer])
+    def __get__(self, module: nn.Module | None, owner: type) -> Tensor:
+        return self if module is None else module._buffers[self.buffer]  # type: ignore[return-value]
 
     def __set__(self, module: nn.Module, value: float | Tensor) -> None:
         buffer: Any = module._buffers[self.buffer]

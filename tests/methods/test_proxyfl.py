@@ -23,7 +23,7 @@ from methods.ablations.proxyfl import AsPrinted, ReleasedWeights
 from methods.base import Upload, Visit
 from methods.client_fixmatch import ClientFixMatch
 from methods.parts.aggregation import weighted_mean
-from methods.proxyfl import ProxyFL, class_sets, classifier, distances, icpl, tuned_proxies, widest_gap
+from methods.proxyfl import ProxyFL, class_sets, classifier, distances, icpl, tuned_proxies
 from methods.sage import SAGE
 
 ICPL, SERVER = load("allclients/proxyfl_icpl"), load("allclients/proxyfl_server")
@@ -98,7 +98,7 @@ def test_released_server(case: dict[str, Any]) -> None:
     for ours, theirs in names.items():
         if "num_batches" not in ours:
             torch.testing.assert_close(mean[ours], precise(out["plain_average"][theirs]), **close)
-    assert widest_gap(mean["model.head.weight"]) == pytest.approx(out["margin"], abs=1e-9)
+    assert method.margin(mean["model.head.weight"]) == pytest.approx(out["margin"], abs=1e-9)
     in_order = lambda rows, proxies: tuned_proxies(  # noqa: E731
         rows, proxies, [torch.arange(9)] * given["epochs"], given["lr"], method.margin(proxies)
     )
@@ -154,8 +154,8 @@ def test_one_row_that_pushes() -> None:
 def test_the_margin_is_the_widest_gap_to_a_nearest_proxy() -> None:
     """Three points on a line; never above 100."""
     proxies = torch.tensor([[0.0], [1.0], [4.0]])
-    assert widest_gap(proxies) == 3.0
-    assert widest_gap(1000 * proxies) == 100.0
+    assert toy().margin(proxies) == 3.0
+    assert toy().margin(1000 * proxies) == 100.0
     assert torch.equal(distances(proxies, proxies), (proxies - proxies.T).abs())
 
 

@@ -72,7 +72,7 @@ def test_fit_starts_from_a_row_of_a_suite(here, fitted):
 def test_every_row_of_a_suite_has_a_name_to_start_from(paper):
     """The full name leads to the row's own run, at the full scale."""
     loaded = load(paper)
-    full = next(iter(loaded.spec["scales"]))
+    full = next(iter(loaded.spec.scales))
     plan = loaded.plan(full, seeds=[1])
     for row in loaded.rows:
         if row.full_name in plan.of_row:

@@ -144,41 +144,6 @@ def test_dotted_paths_get_the_arguments_they_name(tmp_path, monkeypatch):
     assert build("own_nets.grey", 7, 1).weight.shape == (7, 1, 1, 1)
 
 
-OWN = """
-from torch import nn
-from methods.models.backbone import Backbone
-
-class Lazy(Backbone):
-    feature_dim = 3
-    def __init__(self, num_classes):
-        super().__init__()
-        self.body, self.head = nn.LazyLinear(3), nn.Linear(3, num_classes)
-    def features(self, x):
-        return self.body(x.flatten(1))
-
-class Hidden(Backbone):
-    feature_dim = 3
-    def __init__(self, num_classes):
-        super().__init__()
-        self.features, self.head = nn.Linear(4, 3), nn.Linear(3, num_classes)
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("Lazy", r"slips.Lazy: body\.weight, body\.bias have no shape yet.*in place of lazy layers"),
-        ("Hidden", r"slips.Hidden: its submodule `features` is hidden by the method of that name.*rename"),
-    ],
-)
-def test_slips_of_own_networks_are_found_before_the_run(tmp_path, monkeypatch, name, message):
-    """A tensor without a shape cannot be sent; a submodule `features` is never called."""
-    (tmp_path / "slips.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=message):
-        build(f"slips.{name}", 10)
-
-
 # --- the linear classifier, and the perceptron on means of cells
 
 

@@ -13,8 +13,6 @@ from golden_files import load
 from methods import models
 from methods.base import Upload, Visit
 from methods.fl2 import FL2
-from methods.parts.aggregation import weighted_mean
-from methods.parts.server import momentum_step
 
 # --- labels
 
@@ -101,16 +99,6 @@ def test_released_aggregation(case: dict[str, Any]) -> None:
             torch.testing.assert_close(found[name], value, **tolerance)
         for name, value in state(expected["momentum_buffer"]).items():
             torch.testing.assert_close(found[name.replace("model", "velocity", 1)], value, **tolerance)
-
-
-def test_first_step_and_no_momentum_are_the_mean() -> None:
-    """M starts as the displacement itself; without momentum every step is the mean."""
-    g = torch.Generator().manual_seed(0)
-    sent, *clients = ({"w": torch.randn(5, generator=g, dtype=torch.float64)} for _ in range(4))
-    mean = weighted_mean(clients, [1.0, 2.0, 3.0])
-    zero = {"w": torch.zeros(5, dtype=torch.float64)}
-    torch.testing.assert_close(momentum_step(sent, mean, zero, 0.5)[0], mean)
-    torch.testing.assert_close(momentum_step(sent, mean, {"w": torch.ones(5).double()}, 0.0)[0], mean)
 
 
 # --- batch statistics
