@@ -71,7 +71,7 @@ OPTIONS = {
     "--callbacks nowhere.Mine": "--callbacks nowhere.Mine",
     "--roster.participants 99": "choose 1..3",
     "--roster.participant 3": "did you mean 'participants'?",
-    "--data.num_clients 0": "num_clients is 0",
+    "--data.num_clients 0": "num_clients=0",
     "--data ag_news --data_dir empty": "ag_news is not in ",
 }
 CONFIGS = {
