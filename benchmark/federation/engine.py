@@ -18,8 +18,8 @@ from benchmark.federation.replay import Replay
 from benchmark.federation.scaling import loss_scaler
 from benchmark.federation.site import ClientState, LocalSite, Sent, VisitResult, measured, not_finite, stream_of
 from datamodules.base import SiteData
+from datamodules.common import streams
 from datamodules.common.errors import NOT_FINITE, RunError
-from datamodules.common.streams import SERVER, derive_seed
 from datamodules.partition.sites import true_labels
 from datamodules.views.batches import LocalWork
 from methods.base import FedMethod, Scope, Tally, Upload, Visit
@@ -187,7 +187,7 @@ class Engine:
             seen = self.method.uses_validation
             labels = true_labels(self.context.data)[data.validation] if seen else None
             data = replace(data, validation=data.validation if seen else None, validation_labels=labels)
-        visit = self.context.visit(round, SERVER, data, repeat=int(before), first=states is None)
+        visit = self.context.visit(round, streams.SERVER, data, repeat=int(before), first=states is None)
         site = seat.attach(visit, data, states or [])
         with self.context.seeded(*stream_of(visit)), hooks.errors_at(hooks.location(visit), self.method):
             seat.train_mode()
@@ -283,7 +283,7 @@ class Seat:
         method = self.method
         self.tally.clear()
         self.site.begin(visit, data, states)
-        self.generator.manual_seed(derive_seed(self.context.seed, *stream_of(visit)))
+        self.generator.manual_seed(streams.derive_seed(self.context.seed, *stream_of(visit)))
         method.visit, method.generator, method._engine.tally = visit, self.generator, self.tally
         return self.site
 

@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 
 from benchmark.federation import hooks
 from datamodules.base import FSSLDataModule, SiteData
+from datamodules.common import streams
 from datamodules.common.errors import RunError
-from datamodules.common.streams import derive_seed
 from datamodules.views.batches import Batch
 from methods.base import FedMethod, Visit
 
@@ -60,7 +60,7 @@ class RunContext:
 
         ``torch.manual_seed`` is slow: for kinds of devices that are not there it records the stack.
         """
-        device, seed = self.data.device, derive_seed(self.seed, purpose, *where)
+        device, seed = self.data.device, streams.derive_seed(self.seed, purpose, *where)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.default_generator.manual_seed(seed)
             if device.type != "cpu":
