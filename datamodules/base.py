@@ -14,20 +14,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from datamodules.common import options as O
 from datamodules.common.devices import finished
 from datamodules.common.errors import BenchError, ConfigError, DataError, message_of
-from datamodules.common.memory import available_bytes
-from datamodules.common.options import (
-    Deviations,
-    Means,
-    NotNegative,
-    Positive,
-    Probability,
-    Scenario,
-    Seed,
-    check_arguments,
-    check_together,
-)
+from datamodules.common.options import Scenario
 from datamodules.common.plugins import place
 from datamodules.io.sources import STORED, Arrays, ArraysError, Images, channel_moments, random_split
 from datamodules.partition import partition as P
@@ -38,13 +28,10 @@ from datamodules.partition.sites import HIDDEN, SiteData, Sites, keep_true_label
 from datamodules.views import loaders, pipelines
 from datamodules.views.augment import FeatureView, Geometry, View
 from datamodules.views.batches import Batch
-from datamodules.views.checks import check_border, check_grey, check_memory, layout_bytes
+from datamodules.views.checks import check_arrays
 
 BLOCK = 1024
 """Images of 32 x 32 pixels whose views are cut at once."""
-
-MOST_NAMED = 12
-"""Classes that ``about`` names."""
 
 
 class FSSLDataModule(L.LightningDataModule):
@@ -69,50 +56,43 @@ class FSSLDataModule(L.LightningDataModule):
         beta: concentration of the Dirichlet distribution.
         partition_seed: seed of NumPy's legacy generator that draws the partition; ``None``: the seed of the run.
         partition_stream: a name that is mixed into that seed, so that settings with other names have other partitions
-            at equal seeds; by default the settings of equally large data sets share theirs. The test set stays, unless
-            it is one of ``labelled_holdout`` or ``balanced_holdout``.
-        split_seed: seed of a generator of its own for each draw that spreads a pool over the clients, in place of going
-            on with that of ``partition_seed`` (SAGE's and ProxyFL's released codes: 0, behind 7).
+            at equal seeds; by default the settings of equally large data sets share theirs.
+        split_seed: seed of a generator of its own for each draw that spreads a pool over clients (SAGE, ProxyFL).
         min_size: a Dirichlet draw whose smallest client has fewer images is repeated.
         split_classes: classes that the Dirichlet draw spreads; images of later ones go to nobody. Default: all.
         shuffle: shuffle the classes before the Dirichlet cuts and the clients' images after them (FedDB, (FL)2: no).
-        labelled_pick: which client becomes labelled client 0 (see ``partition.pick_labelled``).
+        labelled_pick: which client becomes labelled client 0 (see ``split.pick_labelled``).
         picked: how many clients that rule moves to the front; default: ``labelled_clients``, or 1 if all are labelled.
         labelled_from: keep the labelled client of the partition over this many clients.
         labelled_histogram: class counts that client 0 is forced to.
         label_fraction: labelled share of each client (``all_clients``).
         num_labels: labelled images in total (``server``, ``all_clients``).
         labels_per_class: label the first so many images of every class a client has (``all_clients``).
-        labelled_repeats: which labelled images a client has twice (with ``labels_per_class``): none, or those of its
-            ``second_class``, as FedDure's released code on CINIC-10 (see ``partition.labelled_sets``).
+        labelled_repeats: labelled images that a client has twice; see ``partition.labelled_sets``.
         labelled_pool_order: what ``num_labels`` takes of each class: a random draw, or the first in the data set.
         hidden_labels: ``revealed`` gives clients the labels of their unlabelled images beside these, ``pooled``
             counts the images as labelled: supervised upper bounds.
         unlabelled_only: no label is hidden: unlabelled images are those alone that have no label in the data set. The
             server has all others, or all clients have, or the labelled ones.
         union_mode: what is put in front of a client's unlabelled images: nothing (``none``), its ``labelled`` images
-            without their labels, or the images of the unlabelled pool at the places that its labelled images have in
-            the labelled pool as stored (``code_index``: FedDB's released code; most of them belong to other clients).
-        validation: training images, drawn at random, that go to nobody: the server may look at their labels to steer a
-            learning rate.
+            without their labels, or others (``code_index``); see ``partition.unlabelled_sets``.
+        validation: training images, drawn at random, that go to nobody; the server may look at their labels.
         labelled_holdout: share of all labelled images that nobody trains on and that the test set is replaced by, to
             tune hyperparameters without a look at test images. Every site keeps one labelled image at least.
-        balanced_holdout: training images, equally many of every class, that go to nobody and that the test set is
-            replaced by, to tune hyperparameters without a look at test images. They are among those of ``validation``,
-            where there are some, and the server does not have them.
+        balanced_holdout: training images, equally many of every class, that go to nobody (not to the server either) and
+            that the test set is replaced by. They count among those of ``validation``, where there are some.
         partition_file: a saved partition to use instead of drawing one, or a JSON file with each client's training
             images (see ``given.read_clients``).
         pipeline: name of the image pipeline, or dotted path of a function from ``pipelines.Look`` to views.
         side: side of the network's square input; default: the data set's.
-        zoom: side that training images are enlarged to before the crop; default: the data set's, in proportion to
-            ``side``.
+        zoom: side that training images are enlarged to before the crop; default: in proportion to ``side``.
         border: black pixels around the stored images in place of enlarging them to ``side``.
         channels: channels the network sees; 1 is for grey images, which otherwise are repeated to 3.
         flip: probability of a horizontal flip.
         mean: per-channel mean instead of the data set's.
         std: per-channel standard deviation instead of the data set's.
-        test_mean: mean that test images are normalised with, where that is not the training images'.
-        test_std: the same of the standard deviation.
+        test_mean: mean that test images are normalised with; default: the training images'.
+        test_std: their standard deviation.
         run_seed: seed of the run, which the run hands over.
 
     Raises:
@@ -128,13 +108,11 @@ class FSSLDataModule(L.LightningDataModule):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     feature_dim: int | None = None  # length of the feature vectors in place of images, once they have been read
-    train_size: ClassVar[int] = 50_000  # about how many training images there are
     provenance: Mapping[str, Any] = MappingProxyType({})  # what a record says of the data beside digests
 
     # From ``setup`` on:
     knows_all: bool
-    """Whether the data set has a label for every training image: without, no metric that compares with hidden labels is
-    measured."""
+    """Whether the data set has a label for every training image; else no metric compares with hidden labels."""
     client_names: tuple[str, ...]
     """The clients' names; their numbers, where nobody names them."""
     train_images: Tensor
@@ -147,61 +125,60 @@ class FSSLDataModule(L.LightningDataModule):
     test_labels: Tensor
     """The test labels, int64."""
     clients: Sites
-    """What each client holds. A check may hand a client something else, ``clients[k] = site``, which stays until the
-    next ``place`` or ``overwrite``."""
+    """What each client holds. ``clients[k] = site`` hands one something else until ``place`` or ``overwrite``."""
 
     def __init__(
         self,
         data_dir: str = "data",
         split: Literal["official", "random80"] = "official",
         scenario: Scenario = "partial_clients",
-        num_clients: Positive = 10,
+        num_clients: O.Positive = 10,
         labelled_clients: int = 1,
         partition: Literal["dirichlet", "pairs", "iid"] = "dirichlet",
         partition_variant: Literal["per_class", "per_client"] = "per_class",
         labelled_partition: Literal["dirichlet", "pairs", "iid"] | None = None,
         iid_remainder: Literal["drop", "last"] = "drop",
-        iid_permutations: Positive = 1,
+        iid_permutations: O.Positive = 1,
         iid_stratified: bool = False,
         beta: Annotated[float, Field(gt=0, lt=1e300)] = 0.8,
-        partition_seed: Seed | None = 1337,
+        partition_seed: O.Seed | None = 1337,
         partition_stream: str | None = None,
-        split_seed: Seed | None = None,
-        min_size: NotNegative = 10,
-        split_classes: Positive | None = None,
+        split_seed: O.Seed | None = None,
+        min_size: O.NotNegative = 10,
+        split_classes: O.Positive | None = None,
         shuffle: bool = True,
         labelled_pick: Literal["all_classes_closest", "index0", "random"] = "all_classes_closest",
-        picked: Positive | None = None,
-        labelled_from: Positive | None = None,
+        picked: O.Positive | None = None,
+        labelled_from: O.Positive | None = None,
         labelled_histogram: list[int] | None = None,
         label_fraction: Annotated[float, Field(gt=0, le=1)] | None = None,
         num_labels: int | None = None,
-        labels_per_class: NotNegative | None = None,
+        labels_per_class: O.NotNegative | None = None,
         labelled_repeats: P.Repeats = "none",
         labelled_pool_order: Literal["shuffled", "dataset"] = "shuffled",
         hidden_labels: Literal["hidden", "revealed", "pooled"] = "hidden",
         unlabelled_only: bool = False,
         union_mode: P.Union = "none",
-        validation: NotNegative = 0,
+        validation: O.NotNegative = 0,
         labelled_holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0,
-        balanced_holdout: NotNegative = 0,
+        balanced_holdout: O.NotNegative = 0,
         partition_file: str | None = None,
         pipeline: str = "zoom_crop_flip",
-        side: Positive | None = None,
-        zoom: Positive | None = None,
-        border: NotNegative = 0,
+        side: O.Positive | None = None,
+        zoom: O.Positive | None = None,
+        border: O.NotNegative = 0,
         channels: Literal[1, 3] = 3,
-        flip: Probability = 0.5,
-        mean: Means | None = None,
-        std: Deviations | None = None,
-        test_mean: Means | None = None,
-        test_std: Deviations | None = None,
-        run_seed: Seed = 1337,
+        flip: O.Probability = 0.5,
+        mean: O.Means | None = None,
+        std: O.Deviations | None = None,
+        test_mean: O.Means | None = None,
+        test_std: O.Deviations | None = None,
+        run_seed: O.Seed = 1337,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        check_arguments(type(self), self.hparams)
-        check_together(self.hparams)
+        O.check_arguments(type(self), self.hparams)
+        O.check_together(self.hparams)
         self.partition_seed = run_seed if partition_seed is None else partition_seed
         self.device = torch.device("cpu")
         self.dtype = torch.float32
@@ -254,8 +231,7 @@ class FSSLDataModule(L.LightningDataModule):
     def digests(self) -> Mapping[str, str]:
         """SHA-256 of files that the options name and a user may change, as ``Arrays.sha256`` names them.
 
-        A complete run of other files is not taken for this one. Files that are missing or cannot be read are a
-        ``DataError``.
+        A complete run of other files is not taken for this one.
         """
         return {}
 
@@ -265,8 +241,8 @@ class FSSLDataModule(L.LightningDataModule):
         labels, lost = true_labels(self).cpu(), []
         counts = torch.bincount(labels[labels != HIDDEN], minlength=self.num_classes).tolist()
         listed = [f"{name} {count}" for name, count in zip(self.class_names, counts, strict=True)]
-        if len(listed) > MOST_NAMED:
-            listed[MOST_NAMED:] = [f"... ({len(listed)} classes)"]
+        if len(listed) > 12:
+            listed[12:] = [f"... ({len(listed)} classes)"]
         if not self.knows_all:
             listed.append(f"{int((labels == HIDDEN).sum())} without a label")
             lost = ["unknown, since they need every label: accuracy at clients, and which pseudo-labels are right"]
@@ -296,7 +272,7 @@ class FSSLDataModule(L.LightningDataModule):
             self.feature_dim = arrays.train_images.shape[2]
         if len(arrays.class_names) != self.num_classes:
             raise DataError(
-                f"{name}.read gives {len(arrays.class_names)} classes, but num_classes is {self.num_classes}"
+                f"{name}.read gives other classes than num_classes={self.num_classes}: {arrays.class_names}"
             )
         return arrays
 
@@ -305,13 +281,8 @@ class FSSLDataModule(L.LightningDataModule):
         if self._ready:
             return
         arrays = self._arrays_read()
-        name, h = type(self).__name__, self.hparams
-        if h.border:
-            check_border(arrays, h.border, self.image_size)
-        large = "".join(f", data.{option}={h[option]}" for option in ("side", "zoom") if h[option])
-        check_memory(f"{name}{large}", layout_bytes(arrays, self.views), available_bytes(self.device), self.processes)
-        if h.channels == 1:
-            check_grey(name, arrays)
+        h = self.hparams
+        check_arrays(self, arrays)
         self.sha256, self.class_names = arrays.sha256, arrays.class_names
         self._store({field: torch.from_numpy(getattr(arrays, field)) for field in STORED})
         self.notes, self.knows_all = arrays.notes, bool((arrays.train_labels != HIDDEN).all())
@@ -339,20 +310,16 @@ class FSSLDataModule(L.LightningDataModule):
             self._place()
 
     def overwrite(self, **tensors: Tensor) -> None:
-        """Store other images or labels, for checks: with noise for the test images, training must not change.
+        """Store other ``train_images``, ``train_labels`` (all), ``test_images`` or ``test_labels``, for checks.
 
-        The partition stays, so every site holds the same positions; the labels that a site sees are the new ones.
-
-        Args:
-            **tensors: ``train_images``, ``train_labels`` (of all images), ``test_images`` or ``test_labels``, with the
-                shape and dtype of those stored.
+        They have the shape and dtype of those stored. The partition stays; the labels that sites see are the new ones.
         """
         self._require_setup()
         self._store(tensors)
         self._place()
 
     def client(self, k: int) -> SiteData:
-        """What client ``k`` holds, counted from 0; a ``ConfigError`` if there is no such client."""
+        """What client ``k`` holds, counted from 0; a ``ConfigError`` if there is none."""
         if not 0 <= k < self.num_clients:
             raise ConfigError(f"there is no client {k}: choose 0 to {self.num_clients - 1}; the server is data.server")
         return self.clients[k]
@@ -396,11 +363,7 @@ class FSSLDataModule(L.LightningDataModule):
         return max(1, min(BLOCK, BLOCK * 32**2 // self.image_size**2))
 
     def take(self, view: str, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Views ``[B, C, H, W]`` (or feature vectors ``[B, d]``) of the training images at ``index``, cut freshly.
-
-        Raises:
-            ConfigError: the pipeline has no such view.
-        """
+        """Views ``[B, C, H, W]`` (or feature vectors ``[B, d]``) of the training images at ``index``, cut freshly."""
         if view not in self.views:
             raise ConfigError(
                 f"the pipeline {self.hparams.pipeline!r} has no view {view!r}, only {', '.join(self.views)}; "
@@ -428,9 +391,6 @@ class FSSLDataModule(L.LightningDataModule):
         """Views ``[B, C, H, W]`` of anybody's images, uint8 ``[B, h, w, 1 or 3]``, as test images are seen.
 
         Feature vectors ``[B, d]`` of a data set that has such stay as they are.
-
-        Raises:
-            DataError: they are something else.
         """
         view, images = self._test_view(), images.to(self.device)
         prepared = view.geometry.prepare(images[:, None] if self.feature_dim and images.ndim == 2 else images)

@@ -9,7 +9,6 @@ class CIFAR100(FSSLDataModule):
     """50 000 training and 10 000 test images; constants of RSCFed's released code."""
 
     num_classes = 100
-    train_size = 50_000
     mean = (0.5070751592371323, 0.48654887331495095, 0.4409178433670343)
     std = (0.2673342858792401, 0.2564384629170883, 0.27615047132568404)
 

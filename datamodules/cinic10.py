@@ -17,7 +17,6 @@ class CINIC10(FSSLDataModule):
     """
 
     num_classes = 10
-    train_size = 90_000
     mean = (0.47889522, 0.47227842, 0.43047404)
     std = (0.24205776, 0.23828046, 0.25874835)
 

@@ -16,7 +16,6 @@ class Digits(FSSLDataModule):
     """1 437 training and 360 test images; constants computed from the training images."""
 
     num_classes = 10
-    train_size = 1_437
     mean = (0.3057,)
     std = (0.3236,)
 

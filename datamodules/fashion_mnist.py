@@ -11,7 +11,6 @@ class FashionMNIST(FSSLDataModule):
     """60 000 training and 10 000 test images; constants and sizes of CBAFed's released code."""
 
     num_classes = 10
-    train_size = 60_000
     mean = (0.2860402,)
     std = (0.3530239,)
     zoom_size = 36

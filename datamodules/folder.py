@@ -119,9 +119,7 @@ def listing(root: Path, clients_in: str | None) -> Listing:
         DataError: see ``Folder``.
     """
     if not root.is_dir():
-        raise DataError(
-            f"data.root={root} is not a folder; give one with train/<class>/ and test/<class>/, or <class>/"
-        )
+        raise DataError(f"data.root={root} is no folder; give one with train/<class>/ and test/<class>/, or <class>/")
     parts, skipped = _parts(root)
     others: Counter[str] = Counter()
     train = _pictures(parts.get("train", root), clients_in, others)
@@ -179,10 +177,8 @@ def _parts(root: Path) -> tuple[dict[str, Path], list[str]]:
     beside = [path.name for path in _folders(root) if _part(path) is None] if "train" in parts else []
     splits = [name for name in beside if _SPLIT.fullmatch(name)]
     if splits and "test" not in parts:
-        raise DataError(
-            f"{root} is split into {parts['train'].name} and {', '.join(splits)}; call the one to test on 'test', or "
-            "move it away to test on a share of the training images"
-        )
+        what = f"{root} is split into {parts['train'].name} and {', '.join(splits)}"
+        raise DataError(f"{what}; call the one to test on 'test', or move it away to test on a share of the others")
     return parts, beside
 
 
@@ -210,10 +206,8 @@ def _check_classes(place: Path, classes: list[Path]) -> None:
     if len(classes) < 2:
         raise DataError(f"{place} has {len(classes)} class folders; give at least two, one per class")
     if all(_SPLIT.fullmatch(path.name) or _MASKS.fullmatch(path.name) or _part(path) for path in classes):
-        raise DataError(
-            f"{place}: the folders {names} look like splits, or images and their masks, not classes; call splits train "
-            "and test, and give <class>/"
-        )
+        what = f"{place}: the folders {names} look like splits, or images and their masks, not classes"
+        raise DataError(f"{what}; call splits train and test, and give <class>/")
     shared = sorted(set.intersection(*({path.name for path in _folders(one)} for one in classes)))
     if len(shared) > 1:
         raise DataError(

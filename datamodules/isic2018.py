@@ -20,7 +20,6 @@ class ISIC2018(FSSLDataModule):
     """8 012 training and 2 003 test images, split by image as by RSCFed's authors, with their released constants."""
 
     num_classes = 7
-    train_size = 8_012
     mean = (0.7630332, 0.5456457, 0.57004654)
     std = (0.14092809, 0.15261231, 0.16997086)
     image_size = 224

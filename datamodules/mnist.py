@@ -34,7 +34,6 @@ class MNIST(FSSLDataModule):
     """
 
     num_classes = 10
-    train_size = 60_000
     mean = (0.1307,)
     std = (0.3081,)
     zoom_size = 36

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.random import RandomState
 
 from datamodules.digits import Digits
-from datamodules.partition.scenarios import Draw
+from datamodules.partition.draw import Draw
 
 
 def sorted_labels(counts):

@@ -54,6 +54,7 @@ OPTIONS = {
     "--method.lrr 0.1": "unknown method argument 'lrr'; did you mean 'lr'?",
     "--method.lr .inf": "--method.lr .inf: expected float",
     "--method.lr -0.1": "lr=-0.1 is out of range",
+    "--method.batch_size 0": "batch_size=0 is out of range",
     "--method.clip_norm x": "--method.clip_norm x: expected float or null",
     "--data.partition dirichlt": "--data.partition dirichlt: expected dirichlet or pairs or iid",
     "--data.data_dir x": "give --data_dir instead",

@@ -111,7 +111,7 @@ def make_method(
     model = models.build("small_cnn", Digits.num_classes, image_size=side)
     if weights is not None:
         model.load_state_dict(weights)
-    counts = {"num_classes": Digits.num_classes, "num_clients": NUM_CLIENTS, "num_images": Digits.train_size}
+    counts = {"num_classes": Digits.num_classes, "num_clients": NUM_CLIENTS, "num_images": 1_437}  # of Digits
     known = {"model": model, "image_shape": [3, side, side], **counts, **args}
     made: FedMethod = cls(**{name: value for name, value in known.items() if name in parameters(cls) or name in args})
     return made

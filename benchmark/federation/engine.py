@@ -263,7 +263,7 @@ class Seat:
         with self.turn(site.visit):
             made = method.make_upload(site)
             self.check_visit()
-            result = self.result(hooks.upload(made, site.visit, self.shared), sent.bytes)
+            result = self.result(hooks.upload(made, self.shared), sent.bytes)
             kept = ClientState(method.tensors("personal"), site.optimizer_states)
         if self.stream is not None:
             self.accelerator.current_stream(self.context.data.device).wait_stream(self.stream)

@@ -86,22 +86,18 @@ def step_outputs(made: Any, automatic: bool) -> dict[str, Any]:
     return outputs
 
 
-def upload(made: Upload | None, visit: Visit, shared: Mapping[str, Tensor]) -> Upload | None:
+def upload(made: Upload | None, shared: Mapping[str, Tensor]) -> Upload | None:
     """What ``make_upload`` returned, in tensors of its own.
 
     Args:
         made: what it returned.
-        visit: the visit that it ends.
         shared: the server's tensors that clients upload.
 
     Raises:
-        RunError: it is the ``Upload`` of another visit, its tensors are not exactly the shared ones, in name and shape,
-            or its weight is negative.
+        RunError: its tensors are not exactly the shared ones, in name and shape, or its weight is negative.
     """
     if made is None:
         return None
-    if made.visit != visit:
-        raise RunError(f"make_upload returned an Upload of another visit ({made.visit}); give it client.visit")
     for name in {**shared, **made.tensors}:
         if name not in made.tensors:
             raise RunError(

@@ -64,6 +64,8 @@ class Replay:
         self.met: Counter[Any] = Counter()
         self.recorded: dict[Any, RecordedStep] = {}
         self.taken = Counter[str]()
+        self.fit: Fit
+        self.restless, self.epoch, self.now = False, -1, 0  # of the present visit
 
     def begin(self, fit: Fit) -> Callable[[Batch, int], None] | None:
         """How a visit takes its steps; ``None``: its optimisers' steps cannot be recorded."""
@@ -76,36 +78,32 @@ class Replay:
                     for name, tensor in own.items():
                         tensor.copy_(brought[name]) if brought else tensor.zero_()
                     optimizer.state[parameter] = dict(own)
-        return self.step(fit)
+        self.fit, self.restless, self.epoch = fit, changes_between_steps(fit), -1
+        return self.take
 
-    def step(self, fit: Fit) -> Callable[[Batch, int], None]:
-        """Takes the steps of a fit.
+    def take(self, batch: Batch, number: int) -> None:
+        """Take a step of the visit.
 
         A step that changes a setting which its recording would freeze is never recorded. ``on_train_batch_end`` is part
         of the recorded step, so schedules move after it; elsewhere they move before it.
         """
-        restless, setting, epoch = changes_between_steps(fit), 0, -1
-
-        def take(batch: Batch, number: int) -> None:
-            nonlocal setting, epoch
-            if restless or epoch != fit.current_epoch:
-                setting, epoch = self.setting(fit), fit.current_epoch
-            key, same = (setting, form(batch)), True
-            if key in self.recorded:
-                self.replay(self.recorded[key], batch, fit)
-            elif self.met[key] and len(self.recorded) < MOST_RECORDINGS:
-                self.recorded[key] = self.record(batch, fit)
-            else:
-                before = numbers(fit)
-                step_on(batch, fit)
-                self.adopt_state(fit)
-                same = self.met[key] > 0 or numbers(fit) == before
-                self.taken["eager"] += 1
-            if same:
-                self.met[key] += 1
-            fit.advance_schedules("step")
-
-        return take
+        fit = self.fit
+        if self.restless or self.epoch != fit.current_epoch:
+            self.now, self.epoch = self.setting(fit), fit.current_epoch
+        key, same = (self.now, form(batch)), True
+        if key in self.recorded:
+            self.replay(self.recorded[key], batch, fit)
+        elif self.met[key] and len(self.recorded) < MOST_RECORDINGS:
+            self.recorded[key] = self.record(batch, fit)
+        else:
+            before = numbers(fit)
+            step_on(batch, fit)
+            self.adopt_state(fit)
+            same = self.met[key] > 0 or numbers(fit) == before
+            self.taken["eager"] += 1
+        if same:
+            self.met[key] += 1
+        fit.advance_schedules("step")
 
     def record(self, batch: Batch, fit: Fit) -> RecordedStep:
         """Record a step; meanwhile parameter groups have the seat's tensors as rates, where hooks else see numbers."""

@@ -22,11 +22,10 @@ def placed(run: Run) -> Run:
     import torch
 
     rt = run.config.runtime
-    accelerator, devices, threads = rt.accelerator, rt.devices, rt.threads
+    accelerator, threads = rt.accelerator, rt.threads
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    if devices == "auto":
-        devices = max(1, slurm_tasks() // rt.num_nodes)
+    devices = rt.devices if isinstance(rt.devices, int) else max(1, slurm_tasks() // rt.num_nodes)
     if threads == "auto":
         known = asked_threads() or (_kept_threads(run) if accelerator == "cpu" else 1)
         threads = known or (free_threads() if devices * rt.num_nodes == 1 else max(1, cores() // devices))

@@ -158,13 +158,13 @@ def _about(name: str, record: Record, place: Place | None) -> dict[str, Any]:
 
 def card(file: Path, frame: pd.DataFrame) -> str:
     """The data card: the README of a data set at Hugging Face."""
-    kinds, about = {TEXT: "string", COUNT: "int64", NUMBER: "float64"}, _described(frame)
+    about = _described(frame)
     head = {
         "license": "apache-2.0",
         "pretty_name": f"Results of fssl-bench {package_version()}",
         "tags": ["federated-learning", "semi-supervised-learning", "benchmark"],
         "configs": [{"config_name": "default", "data_files": file.name}],
-        "dataset_info": {"features": [{"name": name, "dtype": kinds[kind]} for name, (kind, _) in about.items()]},
+        "dataset_info": {"features": [{"name": name, "dtype": kind.lower()} for name, (kind, _) in about.items()]},
     }
     told = pipe_table(["column", "meaning"], [[f"`{name}`", meaning] for name, (_, meaning) in about.items()])
     return f"---\n{dump_yaml(head)}---\n\n# {head['pretty_name']}\n\n{ABOUT}.\n\n{told}\n"

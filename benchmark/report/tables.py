@@ -135,8 +135,8 @@ class Page:
         scale, the verdict on the printed lead. ``note`` says why it is open: too few seeds, too wide an interval, a
         failed run of the row or of its control, or seeds other than the suite's while these are not complete.
         """
-        names = [*LEFT, *self.columns, *RIGHT]
-        frame = pd.DataFrame([{**cell, **cell["row"].columns} for cell in self.cells], columns=names)
+        names = list(dict.fromkeys([*LEFT, *self.columns, *RIGHT]))  # a column of that name hides no number
+        frame = pd.DataFrame([{**cell["row"].columns, **cell} for cell in self.cells], columns=names)
         left_out = {"data", "network"} if self.compare else {"delta", "note", *VERDICT}
         given = {"published": bool(self.published), "spread": any(cell["spread"] for cell in self.cells)}
         given["averaged"] = any("averaged" in cell for cell in self.cells)

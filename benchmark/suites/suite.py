@@ -193,7 +193,7 @@ class Suite:
             Layer(set=self._chosen[scale].get(row.full_name, {}) if tuned else {}),
             *(last.of(*where) if last else ()),
         ]
-        values: dict[str, Any] = {"seed": at.seeds[0], "method": label.method}
+        values = apply({"seed": at.seeds[0]}, {"method": label.method})
         for layer in layers:
             for options in (layer.set, *(layer.methods.get(one, {}) for one in with_its_method(label.method))):
                 values = apply(values, options)
@@ -394,7 +394,7 @@ def places(suites: Iterable[Suite], scale: str) -> list[Place]:
     for suite in suites:
         if scale in suite.spec.scales:
             plan = suite.plan(scale)
-            rows = [row for row in suite.rows if row.full_name in plan.of_row]
+            rows = suite.matching([], scale)
             found += [Place(suite, scale, row, plan.run(row, seed)) for row in rows for seed in plan.seeds]
     return found
 

@@ -96,20 +96,16 @@ class Arrays:
                     f"{part} labels one integer per image; they are {_shape(images)} and {_shape(labels)}"
                 )
             if labels.min() < (HIDDEN if part == "train" else 0) or not 0 <= labels.max() < len(self.class_names):
-                raise ArraysError(
-                    f"{part} labels must lie in 0..{len(self.class_names) - 1}, the class names; "
-                    f"they lie in {labels.min()}..{labels.max()}"
-                )
+                found = f"they lie in {labels.min()}..{labels.max()}"
+                raise ArraysError(f"{part} labels must lie in 0..{len(self.class_names) - 1}, the class names; {found}")
             if vectors and not np.isfinite(images).all():
                 raise ArraysError(f"{part} features must be finite")
             object.__setattr__(self, f"{part}_images", np.ascontiguousarray(images))
             object.__setattr__(self, f"{part}_labels", labels.astype(np.int64, copy=False))
         train, test = self.train_images, self.test_images
         if train.ndim != test.ndim or (train.ndim == 3 and train.shape[2] != test.shape[2]):
-            raise ArraysError(
-                "training and test samples must both be images, or both feature vectors of one length; "
-                f"they are {_shape(train)} and {_shape(test)}"
-            )
+            what = "both be images, or both feature vectors of one length"
+            raise ArraysError(f"training and test samples must {what}; they are {_shape(train)} and {_shape(test)}")
         clients = self.train_clients
         if clients is not None and (clients.dtype.kind not in "iuU" or clients.shape != self.train_labels.shape):
             raise ArraysError(f"clients must be one number or text per training image; they are {_shape(clients)}")
@@ -257,10 +253,8 @@ def random_split(arrays: Arrays, seed: int, share: float = 0.8) -> Arrays:
     """
     sizes = arrays.train_images.shape[1:], arrays.test_images.shape[1:]
     if arrays.train_clients is not None or sizes[0] != sizes[1]:
-        raise DataError(
-            f"a random split needs images of one size ({sizes[0]} for training, {sizes[1]} for tests) and no clients "
-            "in the data, which test images do not have; keep data.split=official"
-        )
+        what = f"images of one size ({sizes[0]} for training, {sizes[1]} for tests) and no clients in the data"
+        raise DataError(f"a random split needs {what}; keep data.split=official")
     images = np.concatenate([arrays.train_images, arrays.test_images])
     labels = np.concatenate([arrays.train_labels, arrays.test_labels])
     known = np.flatnonzero(labels != HIDDEN)

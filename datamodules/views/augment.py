@@ -148,10 +148,8 @@ class FeatureView:
             DataError: ``stored`` are not feature vectors, or have too few versions.
         """
         if stored.ndim != 3 or stored.shape[1] < (self.end or self.first + 1):
-            raise DataError(
-                f"{self}: expected feature vectors [N, versions, d] with all these versions, got {stored.dtype} "
-                f"{list(stored.shape)}; choose another data.pipeline"
-            )
+            found = f"{stored.dtype} {list(stored.shape)}; choose another data.pipeline"
+            raise DataError(f"{self}: expected feature vectors [N, versions, d] with all these versions, got {found}")
         return stored[:, self.first : self.end]
 
     def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -1,13 +1,35 @@
 """Checks that what a data set has read suits its class and the options of its views."""
 
 import math
+from typing import Any
 
 import torch
 
 from datamodules.common.errors import ConfigError
-from datamodules.common.memory import in_words
+from datamodules.common.memory import available_bytes, in_words
 from datamodules.io.sources import Arrays
 from datamodules.views.pipelines import Views
+
+
+def check_arrays(data: Any, arrays: Arrays) -> None:
+    """Refuse what a data module has read if it does not suit the options of its views.
+
+    Raises:
+        ConfigError: the images do not fit into memory; with a border they are not of the network's side; or they have
+            colour, and the network is to see one channel.
+    """
+    name, h, side = type(data).__name__, data.hparams, data.image_size
+    large = "".join(f", data.{option}={h[option]}" for option in ("side", "zoom") if h[option])
+    check_memory(f"{name}{large}", layout_bytes(arrays, data.views), available_bytes(data.device), data.processes)
+    for part, images in (("training", arrays.train_images), ("test", arrays.test_images)):
+        framed = [length + 2 * h.border for length in images.shape[1:3]]
+        if h.border and images.ndim == 4 and framed != [side, side]:
+            raise ConfigError(
+                f"data.border={h.border} makes {part} images of {framed[0]} x {framed[1]} pixels; the network takes "
+                f"{side} x {side}: choose another one, or --data.side"
+            )
+        if h.channels == 1 and images.ndim == 4 and (images != images[..., :1]).any():
+            raise ConfigError(f"data.channels=1 is for grey images, but some of {name} have colour: leave it out")
 
 
 def layout_bytes(arrays: Arrays, views: Views) -> int:
@@ -18,21 +40,6 @@ def layout_bytes(arrays: Arrays, views: Views) -> int:
         laid_out = [views[name].geometry.prepare(none).shape[1:] for name in names] if images.ndim == 4 else []
         needed += len(images) * max(map(math.prod, laid_out), default=0)
     return needed
-
-
-def check_border(arrays: Arrays, border: int, side: int) -> None:
-    """Refuse a border that does not give the network's input size, a square of ``side`` pixels.
-
-    Raises:
-        ConfigError: gives the resulting size.
-    """
-    for part, images in (("training", arrays.train_images), ("test", arrays.test_images)):
-        framed = [length + 2 * border for length in images.shape[1:3]]
-        if images.ndim == 4 and framed != [side, side]:
-            raise ConfigError(
-                f"data.border={border} makes {part} images of {framed[0]} x {framed[1]} pixels, but the network takes "
-                f"{side} x {side}: choose another border, or another --data.side"
-            )
 
 
 def check_memory(name: str, needed: int, free: int | None, processes: int = 1) -> None:
@@ -54,14 +61,3 @@ def check_memory(name: str, needed: int, free: int | None, processes: int = 1) -
         f"{name}: the images would take {in_words(needed)} of memory{times}, and {in_words(free)} are free; choose "
         f"smaller ones{fewer}"
     )
-
-
-def check_grey(name: str, arrays: Arrays) -> None:
-    """Refuse ``channels=1`` for colour images.
-
-    Raises:
-        ConfigError: an image has colour.
-    """
-    for images in (arrays.train_images, arrays.test_images):
-        if images.ndim == 4 and (images != images[..., :1]).any():
-            raise ConfigError(f"data.channels=1 is for grey images, but some of {name} have colour: leave it out")

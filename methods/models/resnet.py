@@ -2,6 +2,7 @@
 
 from typing import Literal, cast, get_args
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models import ResNet, resnet18
@@ -50,7 +51,7 @@ class ResNet18(Backbone):
         for option, value, known in (("stem", stem, get_args(Stem)), ("head", head, get_args(Head))):
             if value not in known:
                 raise ConfigError(f"ResNet-18: {option}={value!r} is unknown; choose one of {', '.join(known)}")
-        self.backbone: ResNet = _SmallImageResNet18(in_channels) if stem == "cifar" else resnet18()
+        self.backbone: ResNet = _small_image_resnet18(in_channels) if stem == "cifar" else resnet18()
         if stem == "imagenet" and in_channels != 3:
             self.backbone.conv1 = nn.Conv2d(in_channels, 64, 7, 2, 3, bias=False)
             nn.init.kaiming_normal_(self.backbone.conv1.weight, mode="fan_out", nonlinearity="relu")
@@ -67,31 +68,24 @@ class ResNet18(Backbone):
         return features
 
 
-class _SmallImageResNet18(ResNet):  # type: ignore[misc,unused-ignore]  # torchvision is untyped
-    """torchvision's ResNet-18 with a CIFAR stem built directly, without drawing a 7×7 stem first.
+def _small_image_resnet18(in_channels: int) -> ResNet:
+    """torchvision's ResNet-18 with a CIFAR stem, initialised without drawing a 7×7 stem first.
 
     RSCFed's released code draws stem, batch norm, stages, an unused linear layer 512→1000, then the normal
-    initialisation of all convolutions. The unused layer stays here as ``fc``, since its draws determine the head's
-    bits.
+    initialisation of all convolutions. The unused layer is ``fc``; its draws determine the head's bits.
     """
-
-    def __init__(self, in_channels: int) -> None:
-        nn.Module.__init__(self)  # not ResNet's, which would draw the 7×7 stem
-        self._norm_layer = nn.BatchNorm2d
-        self.inplanes, self.dilation, self.groups, self.base_width = 64, 1, 1, 64
-        self.conv1 = nn.Conv2d(in_channels, 64, 3, stride=1, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
-        self.relu = nn.ReLU(inplace=True)
-        self.maxpool = nn.Identity()
-        self.layer1 = self._make_layer(BasicBlock, 64, 2)
-        self.layer2 = self._make_layer(BasicBlock, 128, 2, stride=2)
-        self.layer3 = self._make_layer(BasicBlock, 256, 2, stride=2)
-        self.layer4 = self._make_layer(BasicBlock, 512, 2, stride=2)
-        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
-        self.fc = nn.Linear(512, 1000)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    with torch.device("meta"):
+        net = resnet18()
+        net.conv1 = nn.Conv2d(in_channels, 64, 3, padding=1, bias=False)
+        net.maxpool = nn.Identity()
+    net.to_empty(device=torch.get_default_device())
+    for module in net.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return net
 
 
 class ResNet8(Backbone):

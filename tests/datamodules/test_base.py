@@ -33,14 +33,14 @@ class Vectors(FSSLDataModule):
 
 
 CONSTANTS = {
-    # name: mean, standard deviation, side of the input, side before the crop, training images
-    "svhn": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), 32, 40, 73_257),
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), 32, 40, 50_000),
-    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), 32, 40, 50_000),
-    "fashion_mnist": ((0.2860,), (0.3530,), 32, 36, 60_000),
-    "mnist": ((0.1307,), (0.3081,), 32, 36, 60_000),
-    "isic2018": ((0.7630, 0.5456, 0.5700), (0.1409, 0.1526, 0.1700), 224, 250, 8_012),
-    "cinic10": ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587), 32, 40, 90_000),
+    # name: mean, standard deviation, side of the input, side before the crop
+    "svhn": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), 32, 40),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), 32, 40),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), 32, 40),
+    "fashion_mnist": ((0.2860,), (0.3530,), 32, 36),
+    "mnist": ((0.1307,), (0.3081,), 32, 36),
+    "isic2018": ((0.7630, 0.5456, 0.5700), (0.1409, 0.1526, 0.1700), 224, 250),
+    "cinic10": ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587), 32, 40),
 }
 
 
@@ -49,7 +49,7 @@ def test_images_look_as_in_the_papers(name):
     """RSCFed's, CBAFed's and (for CINIC-10) FedDure's constants, to four digits; suites rely on them."""
     data = find_class(name, KINDS["data"])()
     mean, std = (tuple(round(value, 4) for value in values) for values in (data.mean, data.std))
-    assert (mean, std, data.image_size, data.views["weak"].geometry.side, data.train_size) == CONSTANTS[name]
+    assert (mean, std, data.image_size, data.views["weak"].geometry.side) == CONSTANTS[name]
 
 
 @pytest.mark.parametrize("pipeline", ["zoom_crop_flip", "randaugment_uniform"])

@@ -10,7 +10,7 @@ def test_the_constants_are_those_of_the_training_images():
     """To the digits that are given."""
     data, arrays = make_data(), Digits().read()
     pixels = torch.from_numpy(arrays.train_images).double() / 255
-    assert len(data.train_images) == data.train_size == 1437 and len(data.test_labels) == 360
+    assert len(data.train_images) == 1437 and len(data.test_labels) == 360
     assert round(float(pixels.mean()), 4) == data.mean[0]
     assert round(float(pixels.std()), 4) == data.std[0]
     assert data.class_names == tuple("0123456789") and data.sha256 == arrays.sha256

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.federation.loop import Federation
@@ -15,22 +14,15 @@ from datamodules.digits import Digits
 from datamodules.views.batches import epoch
 from federations import (
     NUM_CLIENTS,
-    contract_federation,
-    different,
     make_data,
-    make_federation,
     make_method,
     plain_fabric,
-    rounds_until,
     run_rows,
-    site_of,
 )
 from golden_files import load
-from methods.ablations.cbafed import RebuiltSets, WarmUpAtClients, batch_loss
-from methods.base import Batch, FedMethod, LocalWork, Pass, Site, Stream, Upload, Visit
+from methods.base import Stream, Upload, Visit
 from methods.cbafed import (
     CBAFed,
-    assign,
     balanced_thresholds,
     class_share,
     tail_classes,
@@ -74,25 +66,9 @@ def federation(
     return Federation(method, data, data.roster(0), plain_fabric(), rounds, seed=0)
 
 
-def after(rounds: int, **args: Any) -> dict[str, Tensor]:
-    """The server's tensors after so many rounds."""
-    made = federation(rounds, **args)
-    for number in range(rounds):
-        made.run_round(number)
-    return made.server
-
-
 def same(a: dict[str, Tensor], b: dict[str, Tensor], prefix: str = "model.") -> bool:
     """Whether two servers hold the same model, bit for bit."""
     return all(torch.equal(v, b[k]) for k, v in a.items() if k.startswith(prefix))
-
-
-def at_unlabelled_client(made: Federation) -> Any:
-    """The site of an unlabelled client in round 1, with the method in its place."""
-    visit = next(v for v in made.visits(1) if not v.labelled)
-    made.method.load_tensors(made.server)
-    made.method.visit = visit
-    return site_of(made, visit)
 
 
 def pseudo_set(method: CBAFed, site: Any) -> Stream:
@@ -229,16 +205,6 @@ def test_labelled_client_connection_over_eleven_epochs() -> None:
         assert seen == pytest.approx(wanted, abs=1e-3)
 
 
-def test_warmup_is_fedavg_plus() -> None:
-    """The same global models, bit for bit."""
-    ours = make_federation("cbafed", warmup_rounds=3, res_skip=2, rounds=3)
-    plus = make_federation("fedavg", res_client_alpha=0.8, res_skip=2, rounds=3)
-    for number in range(3):
-        for made in (ours, plus):
-            made.run_round(number)
-        assert same(plus.server, ours.server)
-
-
 def test_a_client_that_selects_nothing_returns_what_it_received_with_weight_zero() -> None:
     """The average is then the labelled client's; the thresholds follow its labels."""
     made = federation(pl_threshold=1.5, tail_beta=0.0, res_server_alpha=0.0)
@@ -270,62 +236,9 @@ def test_clients_of_both_kinds_are_refused() -> None:
         run_rows(Federation(method, data, data.roster(0), plain_fabric(), 1, seed=0))
 
 
-class PseudoLabelFedAvg(FedMethod):
-    """Labels where there are some, else one label per image from the received model; averages by size."""
-
-    def learning_rate(self) -> float:
-        return float(self.hparams.lr) if self.visit.labelled else 0.02
-
-    @torch.no_grad()
-    def local_work(self, client: Site) -> LocalWork:
-        index = client.data.unlabelled
-        if not len(index):
-            return super().local_work(client)
-        index = index[torch.randperm(len(index), generator=client.generator("order/pseudo/0"))]
-        views = list(client.views("weak", index, "prepare/0", 256))
-        self.eval()
-        labels = torch.cat([self.predict(x).argmax(dim=1) for x in views])
-        fields = {"x": torch.cat(views), "y": labels}
-        return [Pass({"labelled": Stream(index, 64, {}, fields, shuffle=False, min_batch=2)})]
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
-
-
-def test_without_thresholds_and_residuals_it_is_fedavg_on_pseudo_labels() -> None:
-    """No threshold, no tail, alpha = 0, one epoch: written out above; with adaptive thresholds another model."""
-    bare = {"labelled_epochs": 1, "tail_beta": 0.0, "res_client_alpha": 0.0, "res_server_alpha": 0.0}
-    plain = contract_federation(PseudoLabelFedAvg, min_batch=2)
-    free, picky = (contract_federation("cbafed", **bare, warmup_rounds=0, pl_threshold=least) for least in (0.0, None))
-    rounds_until(plain, 2)
-    assert rounds_until(free, 2)[-1]["pseudo/selected"] == 1.0
-    assert 0 < rounds_until(picky, 2)[-1]["pseudo/selected"] < 1.0
-    expected = plain.method.tensors("shared")
-    assert different(free.method.tensors("shared"), expected) == []
-    assert different(picky.method.tensors("shared"), expected) == list(expected)
-
-
-def test_thresholds_follow_the_labels_then_everything_used() -> None:
-    """After the warm-up they come from the labelled histogram, after a round also from the pseudo-labels."""
-    made = federation()
-    made.run_round(0)
-    labels = torch.bincount(made.data.client(0).labels, minlength=10).float()
-    wanted = made.method.statistics(labels)
-    assert torch.equal(made.server["thresholds"], wanted["thresholds"])
-    assert torch.equal(made.server["tail"], wanted["tail"])
-    uploads, _ = made.run_visits(made.visits(1))
-    counts = sum(u.stats["counts"] for u in uploads)
-    assert counts.sum() > labels.sum()
-    for upload in uploads:
-        assert upload.weight == float(upload.stats["counts"].sum())
-    made.run_round(1)
-    assert torch.equal(made.server["thresholds"], made.method.statistics(counts)["thresholds"])
-
-
 # --- class-balanced selection
 
 THRESHOLDS = load("cbafed/threshold_from_counts")
-SVHN = torch.tensor([15.0, 292, 986, 116, 63, 1285, 1352, 1438, 807, 267])
 
 
 @pytest.mark.parametrize("case", THRESHOLDS["cases"], ids=lambda c: c["name"])
@@ -354,92 +267,3 @@ def test_a_class_at_the_border_is_no_tail(classes: int) -> None:
     assert not tail_classes(counts).any()
     counts[0] -= 1
     assert tail_classes(counts).nonzero()[:, 0].tolist() == [0]
-
-
-def test_thresholds_do_not_depend_on_the_unit_of_the_counts() -> None:
-    """Ten times the counts: the same shares."""
-    torch.testing.assert_close(balanced_thresholds(SVHN), balanced_thresholds(10 * SVHN))
-
-
-@pytest.mark.parametrize(("classes", "literal"), [(10, 0.3), (100, 0.03), (7, 3 / 7)])
-def test_tail_rules_agree_for_ten_classes_only(classes: int, literal: float) -> None:
-    """Relative to 1 / C, the cut is 0.3 as released; read literally it is 3 / C: less for 100 classes, more for 7."""
-    for rule, limit in (("share", 0.3), ("paper_scaled", literal)):
-        for factor, rare in ((0.99, True), (1.01, False)):
-            fraction = factor * limit / classes
-            counts = torch.ones(classes, dtype=torch.float64)
-            counts[0] = (classes - 1) * fraction / (1 - fraction)
-            assert tail_classes(counts, 0.3, rule).tolist() == [rare] + [False] * (classes - 1)
-
-
-def test_the_second_class_is_tested_whatever_the_first_is() -> None:
-    """A rare first class rescues nobody, a rare second class does, and only what is not confident."""
-    p = torch.tensor([[0.5, 0.3, 0.2], [0.3, 0.5, 0.2], [0.95, 0.04, 0.01], [0.2, 0.3, 0.5]])
-    labels, confident, rescued = assign(p, torch.full((3,), 0.9), torch.tensor([False, True, False]))
-    assert confident.tolist() == [False, False, True, False]
-    assert rescued.tolist() == [True, False, False, True]
-    assert labels.tolist() == [1, 1, 0, 1]
-
-
-def test_worked_example() -> None:
-    """The start of SVHN as the sheet prints it."""
-    wanted = torch.tensor([0.7556, 0.7975, 0.9, 0.7709, 0.7629, 0.9, 0.9, 0.9, 0.8753, 0.7937])
-    torch.testing.assert_close(balanced_thresholds(SVHN, 0.84, 0.9), wanted, rtol=0, atol=5e-5)
-    assert float(class_share(SVHN).std()) == pytest.approx(0.0866, abs=5e-5)
-    assert tail_classes(SVHN).nonzero()[:, 0].tolist() == [0, 3, 4]
-
-
-# --- ablations
-
-
-def test_warmup_at_the_server_is_that_of_the_client_for_one_labelled_client() -> None:
-    """Eleven rounds of one epoch end where one visit of eleven epochs with the client's connection ends."""
-    ends, plain = {}, {"batch_size": 1000, "res_skip": 5, "labelled_epochs": 11}
-    for cls, rounds in ((CBAFed, 11), (WarmUpAtClients, 1)):
-        data = small(make_data(zoom=32, flip=0.0), 60)
-        made = federation(rounds, data, double=True, cls=cls, warmup_rounds=rounds, **plain)
-        for number in range(rounds):
-            made.run_round(number)
-        ends[cls] = made.server
-    unmixed = after(11, double=True, warmup_rounds=11, data=small(make_data(zoom=32, flip=0.0), 60),
-                    **{**plain, "res_client_alpha": 0.0})  # fmt: skip
-    for name in [n for n in ends[CBAFed] if n.startswith("model.")]:
-        torch.testing.assert_close(ends[CBAFed][name], ends[WarmUpAtClients][name], rtol=1e-9, atol=1e-12)
-    assert not torch.allclose(ends[CBAFed]["model.head.weight"], unmixed["model.head.weight"])
-
-
-def test_rebuilt_sets_are_labelled_when_their_turn_comes() -> None:
-    """Each epoch's labels are those of the model of that moment; nothing is labelled before the first epoch."""
-    made = federation(cls=RebuiltSets, local_epochs=3, pl_threshold=0.0, tail_beta=0.0)
-    made.run_round(0)
-    site, method = at_unlabelled_client(made), made.method
-    work = method.local_work(site)
-    assert len(work) == 3 and all(callable(part) for part in work)
-    assert float(method.counts.sum()) == 0
-    orders = []
-    for part in work:
-        with torch.no_grad():
-            for value in method.model.parameters():
-                value.add_(0.1 * torch.randn(value.shape))
-        stream = part().streams["pseudo"]
-        orders.append(stream.index.tolist())
-        with torch.no_grad():
-            labels = method.eval().predict(stream.fields["x"]).argmax(dim=1)
-        assert torch.equal(labels, stream.fields["y"])
-    assert orders[0] != orders[1] != orders[2]
-
-
-def test_batch_loss_is_the_mean_over_the_kept() -> None:
-    """With a threshold of 0 it is self-training; with one of 1 it is zero, and so is the gradient."""
-    torch.manual_seed(0)
-    logits, tail = torch.randn(6, 4, dtype=torch.float64, requires_grad=True), torch.zeros(4, dtype=torch.bool)
-    loss, labels, kept = batch_loss(logits, torch.zeros(4), tail)
-    torch.testing.assert_close(loss, F.cross_entropy(logits, logits.argmax(dim=1)))
-    assert kept.all() and torch.equal(labels, logits.argmax(dim=1))
-    half = float(logits.detach().softmax(dim=1).max(dim=1).values.median())
-    loss, labels, kept = batch_loss(logits, torch.full((4,), half), tail)
-    assert 0 < kept.sum() < 6
-    torch.testing.assert_close(loss, F.cross_entropy(logits[kept], labels[kept]))
-    loss, _, kept = batch_loss(logits, torch.ones(4), tail)
-    loss.backward()
-    assert float(loss.detach()) == 0 and not kept.any() and not logits.grad.any()

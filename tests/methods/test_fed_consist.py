@@ -76,35 +76,6 @@ def close(ours: Tensor | None, golden: Tensor) -> None:
     torch.testing.assert_close(ours.float(), golden.float(), rtol=tolerance["rtol"], atol=tolerance["atol"])
 
 
-def test_teacher_is_frozen_in_evaluation_mode_and_gets_no_gradient() -> None:
-    """Training mode reaches the student only."""
-    method = FedConsist(Toy())
-    method.train()
-    assert method.model.training
-    assert not method.teacher.training
-    assert not any(p.requires_grad for p in method.teacher.parameters())
-
-
-def test_without_unlabelled_loss_and_decay_clients_return_the_global_model() -> None:
-    """lambda_u = 0 and no weight decay: an unlabelled client changes nothing."""
-    federation = make_federation("fed_consist", rounds=2, warmup_rounds=1, lambda_u=0.0, weight_decay=0.0)
-    federation.run_round(0)
-    visit = federation.visits(1)[-1]
-    assert not visit.labelled
-    upload = federation.engine.run_visit(visit, federation.engine.send(visit, federation.server), None)[0].upload
-    assert upload is not None
-    assert all(torch.equal(v, federation.server[k]) for k, v in upload.tensors.items())
-
-
-def test_a_short_batch_is_divided_by_the_configured_size() -> None:
-    """As released: three images of a batch of twelve weigh a quarter of what three of three do."""
-    views = {"teacher": torch.randn(3, 2, 2, 2), "student": torch.randn(3, 2, 2, 2)}
-    torch.manual_seed(0)
-    net = Toy().eval()
-    short, full = (FedConsist(net, batch_size=size).eval().consistency(views) for size in (12, 3))
-    torch.testing.assert_close(short * 4, full)
-
-
 def test_a_client_with_all_labels_has_no_teacher_before_the_warmup_ends() -> None:
     """Its teacher is the global model after the warm-up, not the untrained one that it received first."""
     federation = make_federation("fed_consist", data=few_data(3), rounds=3, warmup_rounds=2)

@@ -1,7 +1,5 @@
 """FedAvg's objective and bounds; its residual connection (FedAvg+) against released sequences and closed forms."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -87,20 +85,3 @@ def test_everything_is_mixed_and_counters_are_truncated() -> None:
         assert float(mixed) == pytest.approx(0.7 * 1 + 0.3 * 6)
         assert float(mixed.running_mean) == pytest.approx(2.5)
         assert int(mixed.num_batches_tracked) == 2
-
-
-def run(rounds: int, **args: Any) -> list[dict[str, torch.Tensor]]:
-    """Global models after each round."""
-    federation, seen = make_federation("fedavg", rounds=rounds, **args), []
-    for number in range(rounds):
-        federation.run_round(number)
-        seen.append({k: v.clone() for k, v in federation.server.items() if k.startswith("model.")})
-    return seen
-
-
-def test_the_first_reference_may_be_the_initial_model() -> None:
-    """res_client_reference = initial draws back to the untrained network."""
-    initial = {k: v for k, v in make_federation("fedavg").server.items()}
-    plain = run(3)
-    for name, value in run(3, res_client_alpha=0.8, res_skip=2, res_client_reference="initial")[2].items():
-        torch.testing.assert_close(value, 0.8 * initial[name] + 0.2 * plain[2][name])

@@ -10,13 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.federation.loop import Federation
-from benchmark.federation.site import Sent
 from datamodules.digits import Digits
 from federations import SCENARIOS, FewDigits, fit_on, images, plain_fabric
 from methods import models
-from methods.ablations.fedcon import LARS, EMAStudent, ReleasedFedCon, student_decay, warmup_factor
+from methods.ablations.fedcon import LARS, EMAStudent, student_decay, warmup_factor
 from methods.base import Visit
-from methods.fedcon import FedCon, dissimilarity
+from methods.fedcon import FedCon
 from methods.parts.tensors import divergence
 
 
@@ -45,24 +44,6 @@ def backbone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 # Closed forms.
-
-
-def test_dissimilarity() -> None:
-    """-1 for the same direction, 1 for the opposite one, 0 across; no gradient reaches the target."""
-    p = torch.tensor([[2.0, 0.0], [0.0, 3.0]], requires_grad=True)
-    z = torch.tensor([[5.0, 0.0], [0.0, 0.1]], requires_grad=True)
-    found = torch.stack([dissimilarity(p, z), dissimilarity(p, -z), dissimilarity(p, z.flip(1))])
-    torch.testing.assert_close(found.detach(), torch.tensor([-1.0, 1.0, 0.0]))
-    dissimilarity(p, z).backward()
-    assert z.grad is None
-
-
-def test_divergence_is_torchs() -> None:
-    """Summed over classes."""
-    p, q = images(3).flatten(1)[:, :10], images(3, 2).flatten(1)[:, :10]
-    expected = F.kl_div(q.log_softmax(dim=1), p.softmax(dim=1), reduction="none").sum(dim=1)
-    torch.testing.assert_close(divergence(p, q), expected)
-    assert divergence(p, p).tolist() == pytest.approx([0.0] * 3)
 
 
 def test_schedules_by_hand() -> None:
@@ -114,19 +95,6 @@ def test_the_server_loss(cls: type[FedCon]) -> None:
             torch.testing.assert_close(new, decay * old + (1 - decay) * goal)
 
 
-def test_the_server_round_counts_from_its_own_first_one() -> None:
-    """It trains before the clients: round 0 before the first round, then one more than the clients' last."""
-    made = method()
-    run = federation(made)
-    run.roster.participants = 1
-    ramps = []
-    original = made.on_train_end
-    made.on_train_end = lambda: (ramps.append(float(made.ramp)) if made.visit.client < 0 else None, original())
-    run.run()
-    assert ramps == pytest.approx([exp(-5 * (1 - r / 100) ** 2) for r in range(4)])
-    assert ramps[0] == pytest.approx(0.0067, abs=1e-4)
-
-
 def test_the_client_loss() -> None:
     """One plain step of backbone and predictor; the target then follows the new backbone."""
     plain = {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "clip_norm": None}
@@ -168,21 +136,6 @@ def test_only_the_backbone_travels() -> None:
     assert run.clients[visits[0].client].optimizers == []
 
 
-def test_a_target_starts_as_the_first_backbone_and_stays_with_the_client() -> None:
-    """Every client's own; at the second visit it is what the first one left."""
-    run = federation(method())
-    run.server_phase(0, first=True)
-    visit = Visit(client=2, size=run.data.client(2).size, first=True)
-    run.engine.seats[0].begin_visit(visit, Sent(run.method.broadcast(run.server, visit), 0), None)
-    own = {name: run.server[f"model.{name}"] for name in run.method.target.state_dict()}
-    assert all(torch.equal(value, own[name]) for name, value in run.method.target.state_dict().items())
-    run.run_visits([visit])
-    kept = run.clients[2].tensors
-    assert any(not torch.equal(kept[f"target.{name}"], value) for name, value in own.items())
-    run.engine.seats[0].begin_visit(Visit(client=2, size=visit.size, first=False), Sent(run.server, 0), run.clients[2])
-    assert all(torch.equal(v, kept[f"target.{n}"]) for n, v in run.method.target.state_dict().items())
-
-
 def test_a_client_with_one_image_waits() -> None:
     """Batch norm in the predictor cannot train on one; the model comes back as it was sent."""
     data = few()
@@ -191,59 +144,6 @@ def test_a_client_with_one_image_waits() -> None:
     run = federation(method(), data)
     upload = run.run_visits([Visit(client=0, size=1)])[0][0]
     assert all(torch.equal(value, run.server[name]) for name, value in upload.tensors.items())
-
-
-# The released clients.
-
-RELEASED: dict[str, Any] = {
-    "cls": ReleasedFedCon,
-    "lr": 0.3 * 10 / 256,
-    "lr_schedule": "constant",
-    "momentum": 0.0,
-    "nesterov": False,
-    "weight_decay": 1.5e-6,
-    "clip_norm": None,
-}
-
-
-def test_incomplete_batches_are_left_out() -> None:
-    """35 images in batches of 16 are two steps; 40 labels in batches of 16 as well."""
-    made = method(batch_size=16, server_batch_size=16, **RELEASED)
-    run = federation(made)
-    steps: dict[int, int] = {}
-    made.on_train_batch_end = lambda *a: steps.update({made.visit.client: steps.get(made.visit.client, 0) + 1})
-    run.server_phase(0)
-    run.run_visits(run.visits(0)[:1])
-    client = run.visits(0)[0].client
-    assert steps == {-1: 2, client: 2}
-    assert run.data.client(client).size == 35
-
-
-def test_the_average_is_uniform_and_the_classifier_stays() -> None:
-    """Also of running statistics."""
-    run = federation(method())
-    head = run.server["model.head.weight"].clone()
-    uploads, _ = run.run_visits(run.visits(0)[:3])
-    run.become_server()
-    run.method.aggregate(uploads)
-    state = run.method.state_dict()
-    for name in uploads[0].tensors:
-        if state[name].is_floating_point():
-            torch.testing.assert_close(state[name], torch.stack([u.tensors[name] for u in uploads]).mean(dim=0))
-    assert torch.equal(state["model.head.weight"], head)
-
-
-def test_each_side_has_its_optimiser() -> None:
-    """SGD at both; LARS at the released clients, with a rate that changes in place."""
-    for args, kind in (({}, torch.optim.SGD), (RELEASED, LARS)):
-        made = method(server_lr=0.01, server_sgd_momentum=0.5, server_nesterov=False, **args)
-        made.visit = Visit(client=-1)
-        server = made.configure_optimizers()
-        assert (type(server), server.defaults["lr"], server.defaults["momentum"]) == (torch.optim.SGD, 0.01, 0.5)
-        made.visit = Visit(client=0)
-        client = made.configure_optimizers()
-        assert isinstance(client, kind)
-        assert float(client.param_groups[0]["lr"]) == pytest.approx(made.hparams.lr)
 
 
 # --- LARS
@@ -263,22 +163,6 @@ def test_one_step_by_hand() -> None:
     assert w.tolist()[0] == pytest.approx([3.0 - 2.0 * ratio * 7.0, 4.0 + 2.0 * ratio], rel=1e-15)
 
 
-def test_biases_and_normalisation_are_exempt() -> None:
-    """They follow plain gradient descent, without decay; without momentum nothing is kept."""
-    layer = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).double()
-    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    layer(x).square().mean().backward()
-    before = {name: (p.detach().clone(), p.grad.clone()) for name, p in layer.named_parameters()}
-    optimizer = LARS(layer.parameters(), lr=0.1, weight_decay=0.5)
-    optimizer.step()
-    for name, p in layer.named_parameters():
-        w, g = before[name]
-        decayed = g + 0.5 * w
-        expected = 1e-3 * w.norm() / decayed.norm() * decayed if name == "0.weight" else g
-        torch.testing.assert_close(p.detach(), w - 0.1 * expected)
-    assert not optimizer.state
-
-
 def test_nothing_to_scale_by() -> None:
     """A weight of zero moves along its gradient; a gradient of zero leaves the decay alone to be scaled."""
     w = weight(0.0, 0.0)
@@ -294,17 +178,6 @@ def test_nothing_to_scale_by() -> None:
     w.grad = None
     LARS([w], lr=0.1).step()
     assert w.tolist()[0] == pytest.approx([0.95, 1.9])
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.3, 5.0])
-def test_a_step_is_trust_times_the_weight_long(decay: float) -> None:
-    """Whatever the size of the gradient and the decay: the ratio divides by the norm of what it scales."""
-    for factor in (1e-4, 1.0, 1e4):
-        w = weight(3.0, 4.0)
-        w.grad = factor * torch.tensor([[5.0, -12.0]], dtype=torch.float64)
-        before = w.detach().clone()
-        LARS([w], lr=0.5, weight_decay=decay, trust=1e-3).step()
-        assert float((w.detach() - before).norm()) == pytest.approx(0.5 * 1e-3 * 5.0, rel=1e-12)
 
 
 def test_momentum_is_a_sum_of_scaled_steps() -> None:

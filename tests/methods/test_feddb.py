@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from benchmark.federation.loop import Federation
 from datamodules.digits import Digits
-from federations import FewDigits, make_method, plain_fabric, run_rows, site_of, visited
+from federations import FewDigits, make_method, plain_fabric, site_of, visited
 from golden_files import load
-from methods.ablations.feddb import AllImages, CountedSteps
+from methods.ablations.feddb import CountedSteps
 from methods.base import Upload, Visit
 from methods.feddb import FedDB, model_weights
-from methods.fixmatch import FixMatch
 from methods.parts.tensors import app_u
 
 DMA = load("feddb/dma")
@@ -74,19 +73,6 @@ def test_released_weights(case: dict[str, Any], dtype: torch.dtype) -> None:
         torch.testing.assert_close(model_weights(averages, as_written=True), torch.tensor(written), **tolerance)
 
 
-def test_one_released_iteration_is_a_nesterov_step_of_a_fresh_optimiser() -> None:
-    """100 times: a new torch.optim.SGD on the mean squared error, then softmax."""
-    averages = torch.distributions.Dirichlet(torch.full((10,), 0.3)).sample((6,)).double()
-    beta = torch.full((6,), 1 / 6, dtype=torch.float64)
-    for _ in range(100):
-        beta = beta.detach().requires_grad_()
-        step = torch.optim.SGD([beta], lr=1.0, momentum=0.9, nesterov=True, weight_decay=0.9)
-        F.mse_loss(beta @ averages, torch.full((10,), 0.1, dtype=torch.float64)).backward()
-        step.step()
-        beta = beta.detach().softmax(dim=0)
-    torch.testing.assert_close(model_weights(averages), beta)
-
-
 @pytest.mark.parametrize("as_written", [False, True])
 def test_degenerate_clients(as_written: bool) -> None:
     """One client weighs 1; equal or uniform APP-Us (a root of zero as written) leave equal weights, never NaN."""
@@ -94,17 +80,6 @@ def test_degenerate_clients(as_written: bool) -> None:
     for averages in (torch.full((4, 5), 0.2), torch.tensor([[0.6, 0.4]]).expand(3, 2), torch.eye(4)):
         weights = model_weights(averages, as_written)
         torch.testing.assert_close(weights, torch.full_like(weights, 1 / len(weights)))
-
-
-@pytest.mark.parametrize("as_written", [False, True])
-def test_weights_follow_the_clients_and_ignore_the_order_of_classes(as_written: bool) -> None:
-    """Permuting clients permutes the weights; permuting classes changes nothing."""
-    averages = torch.distributions.Dirichlet(torch.full((7,), 0.5)).sample((5,)).double()
-    clients, classes = torch.randperm(5), torch.randperm(7)
-    weights = model_weights(averages, as_written)
-    torch.testing.assert_close(model_weights(averages[clients], as_written), weights[clients])
-    torch.testing.assert_close(model_weights(averages[:, classes], as_written), weights)
-    assert float(weights.sum()) == pytest.approx(1.0)
 
 
 # --- server
@@ -131,34 +106,7 @@ def test_released_server_momentum() -> None:
         torch.testing.assert_close(method.model.w.data, torch.tensor(after), rtol=0, atol=1e-6)
 
 
-def test_clients_weigh_by_app_u_and_never_by_size() -> None:
-    """The aggregate is the DMA mean whatever the sizes; without DMA it is the plain mean."""
-    averages = torch.tensor([[0.9, 0.1], [0.5, 0.5]])
-    uploads = [
-        Upload(Visit(client=k), {"model.w": torch.eye(3)[k]}, 1000.0**k, {"app_u": averages[k]}) for k in range(2)
-    ]
-    for rule, expected in (("dma", model_weights(averages)), ("uniform", torch.tensor([0.5, 0.5]))):
-        method = FedDB(Vector([0.0] * 3), num_classes=2, aggregation=rule, server_momentum=0.0)
-        method.aggregate(uploads)
-        torch.testing.assert_close(method.model.w.data[:2], expected)
-
-
 # --- local training
-
-
-@pytest.mark.parametrize("share", [1, 2])
-def test_the_loss_over_all_images_is_the_mean_over_confident_ones_times_their_share(share: int) -> None:
-    """As written; the same step where all are confident."""
-    run = federation(name=AllImages, threshold=0.0)
-    method, site = run.method, site_of(run)
-    probabilities = torch.full((len(site.data.unlabelled), 10), 0.1)
-    method.hparams.threshold = 0.5
-    probabilities[::share, 3] = 0.9
-    stream = method.pseudo_labelled(site, probabilities, *method.select(probabilities))["unlabelled"]
-    assert stream.fields["share"].tolist() == [pytest.approx(1 / share, abs=0.02)] * len(stream)
-    samples = {"strong": torch.randn(4, 3, SIDE, SIDE), "y": torch.arange(4), "share": stream.fields["share"][:4]}
-    plain = F.cross_entropy(method(samples["strong"]), samples["y"])
-    torch.testing.assert_close(method.unlabelled_loss(samples), plain * float(samples["share"][0]))
 
 
 def test_local_training_is_what_plain_torch_computes() -> None:
@@ -207,37 +155,3 @@ def test_counted_steps_do_not_follow_the_confident_images(threshold: float, stre
     run.run_visits(run.visits(0)[:1])
     assert len(seen) == 14 and all(set(batch) == streams for batch in seen)
     assert all(len(next(iter(batch[name].values()))) <= 12 for batch in seen for name in streams)
-
-
-@pytest.mark.parametrize("threshold", [0.0, 1.1], ids=["all", "none"])
-def test_counted_steps_are_feddbs_own_where_the_numbers_agree(threshold: float) -> None:
-    """All images are confident, or none is: a pass over the images, or the labels, is the number of steps."""
-    data = small_data(1)
-    images = len(data.client(0).unlabelled if threshold == 0 else data.client(0).labelled)
-    args = {"threshold": threshold, "full_batch": False, "batch_size": 32, "local_epochs": 2}
-    counted = federation(data=data, name=CountedSteps, steps_per_epoch=-(-images // 32), **args)
-    plain = federation(data=data, **args)
-    assert run_rows(counted) == run_rows(plain)
-    assert all(torch.equal(value, plain.server[name]) for name, value in counted.server.items())
-
-
-# --- relations to other methods
-
-
-def test_without_dma_it_is_debiased_fixmatch_bit_for_bit() -> None:
-    """FixMatch-FedDPL is FedDB with uniform weights."""
-    same = {"dpl": True, "full_batch": True, "local_epochs": 2}
-    feddb, fixmatch = federation(aggregation="uniform", **same), federation(name="fixmatch", eval_batch=250, **same)
-    assert isinstance(fixmatch.method, FixMatch) and not isinstance(fixmatch.method, FedDB)
-    rows, other = run_rows(feddb), run_rows(fixmatch)
-    assert rows == other
-    assert all(torch.equal(v, fixmatch.server[k]) for k, v in feddb.server.items() if k in fixmatch.server)
-
-
-def test_dma_changes_the_average_only() -> None:
-    """In the first round the clients' models do not depend on dma; the APP-U momentum draws its own views."""
-    with_dma, without = federation(rounds=1), federation(rounds=1, aggregation="uniform")
-    first, second = (r.run_visits(r.visits(0))[0] for r in (with_dma, without))
-    for a, b in zip(first, second, strict=True):
-        assert all(torch.equal(v, b.tensors[k]) for k, v in a.tensors.items())
-        assert "app_u" in a.stats and "app_u" not in b.stats

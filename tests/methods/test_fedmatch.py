@@ -15,7 +15,7 @@ from datamodules.base import Scenario
 from datamodules.digits import Digits
 from federations import NUM_CLIENTS, FewDigits, few_in, fit_on, images, make_federation, plain_fabric, run_rows
 from methods import models
-from methods.ablations.fedmatch import OwnEntriesKept, SemiFLsCopy
+from methods.ablations.fedmatch import OwnEntriesKept
 from methods.base import Visit
 from methods.fedmatch import Additive, FedMatch, agreed_labels, differs, flat, nearest, noise_image, pairs, sparse_bytes
 from methods.parts.tensors import debias
@@ -100,21 +100,6 @@ def test_labels_train_sigma_and_images_train_psi(name: str) -> None:
     run.become_server()
     run.server_phase(0)
     assert changed(before, run.server) & everything == everything - psi
-
-
-def test_sigma_descends_on_labels() -> None:
-    """One plain step of lambda_s times the cross-entropy."""
-    data = few()
-    run = federation(method(lr=0.01, server_batch_size=1000, **PLAIN), data)
-    model = copy.deepcopy(run.method.model)
-    index = data.server.labelled
-    x, y = data.take("weak", index, torch.Generator()), data.server.labels
-    sigma = [sigma for sigma, _ in pairs(model)]
-    slopes = torch.autograd.grad(10.0 * F.cross_entropy(model(x), y), sigma)
-    fit_on(run, -1, {"x": x, "y": y})
-    for (new, psi), (old, same), slope in zip(pairs(run.method.model), pairs(model), slopes, strict=True):
-        torch.testing.assert_close(new, old - 0.01 * slope)
-        assert torch.equal(psi, same)
 
 
 @pytest.mark.parametrize("dpl", [False, True])
@@ -271,68 +256,6 @@ def test_steps_in_order(labelled: int, unlabelled: int, steps: int, size: int) -
     assert torch.equal(labels, data.client(0).labels[: len(labels)])
 
 
-def test_full_batches() -> None:
-    """One step per epoch on all labelled and all unlabelled images."""
-    data = few("all_clients")
-    run = federation(method(batches="full", local_epochs=3), data)
-    seen: list[dict[str, Any]] = []
-    run.method.on_train_batch_end = lambda *a: seen.append(a[1])
-    run.run_visits(run.visits(0)[:1])
-    client = data.client(run.visits(0)[0].client)
-    sizes = {(len(b["labelled"]["y"]), len(b["unlabelled"]["index"])) for b in seen}
-    assert len(seen) == 3
-    assert sizes == {(len(client.labelled), len(client.unlabelled))}
-
-
-def test_helpers_come_in_every_second_round_to_known_clients() -> None:
-    """They are the last psi of the clients whose models answer most alike; in other rounds nobody helps."""
-    sent: list[tuple[Visit, Any, dict[str, Tensor]]] = []
-
-    class Watched(FedMatch):
-        def broadcast(self, server: Any, visit: Visit) -> dict[str, Tensor]:
-            tensors = super().broadcast(server, visit)
-            sent.append((visit, server, tensors))
-            return tensors
-
-    run = make_federation(Watched, single(), rounds=6, helper_every=2, local_epochs=1, server_epochs=1, **GENTLE)
-    run.roster = run.data.roster(0, participants=3)
-    last: dict[int, Tensor] = {}
-    helped = 0
-    run.server_phase(0, first=True)
-    for number in range(6):
-        sent.clear()
-        known = set(last)
-        run.run_round(number)
-        for visit, server, tensors in sent:
-            count = int(tensors.get("helper_count", 0))
-            due = number % 2 == 1 and visit.client in known and len(known) > 1
-            assert (count > 0) == due
-            helped += due
-            if due:
-                distances = (server["vectors"] - server["vectors"][visit.client]).norm(dim=1).tolist()
-                order = sorted(known - {visit.client}, key=distances.__getitem__)
-                assert count == min(2, len(order))
-                for slot, helper in enumerate(order[:2]):
-                    assert torch.equal(tensors[f"helper.{slot}"], last[helper])
-        last = {k: v["psi"].clone() for k, v in run.method.memory.items()}
-        assert set(last) == set(run.server["seen"].nonzero()[:, 0].tolist())
-    assert helped > 2
-
-
-def test_the_average_is_uniform() -> None:
-    """Of sigma and of psi, whatever the clients' sizes."""
-    data = few("all_clients")
-    site = data.clients[0]
-    data.clients[0] = type(site)(site.labelled[:3], site.labels[:3], site.unlabelled[:5])
-    run = federation(method(batches="full"), data)
-    uploads, _ = run.run_visits(run.visits(0)[:3])
-    assert len({upload.weight for upload in uploads}) > 1
-    run.become_server()
-    run.method.aggregate(uploads)
-    for name, value in run.method.tensors("shared").items():
-        torch.testing.assert_close(value, torch.stack([u.tensors[name] for u in uploads]).mean(dim=0))
-
-
 # --- messages
 
 
@@ -434,33 +357,3 @@ def test_bytes_of_sparse_updates() -> None:
     assert [sparse_bytes({name: mask}, values) for name, mask in masks.items()] == [0, 3 * 8 + 3, 20 * 2]
     assert sparse_bytes(masks, values) == 3 * 8 + 3 + 20 * 2
     assert sparse_bytes({}, {}) == 0
-
-
-# --- ablations
-
-
-def test_the_copy_in_semifls_code_never_trains_its_classifier() -> None:
-    """Nor what its norms learn: only convolutions have parts."""
-    data = few("all_clients")
-    run = federation(method("static", cls=SemiFLsCopy, threshold=0.0, helpers=0, lambda_l1=0.0, lambda_l2=0.0), data)
-    run.roster = data.roster(0, participants=1)
-    before = dict(run.server)
-    run.run_round(0)
-    parameters = [f"model.{name}" for name, _ in run.method.model.named_parameters()]
-    named = {name for name in parameters if float((run.server[name] - before[name]).abs().max()) > 1e-12}
-    assert named
-    assert all(".parametrizations.weight." in name for name in named)
-    assert not any(name.startswith("model.head") for name in named)
-
-
-def test_inert_clients_leave_what_the_labels_alone_give() -> None:
-    """The hypothesis behind the published rows: without learning clients the method is the server's steps."""
-    args = {"local_epochs": 1, "server_epochs": 1, "clip_norm": 1.0}
-    inert = make_federation("methods.ablations.fedmatch.InertClients", single(), lambda_s=1.0, **args)
-    alone = make_federation("server_only", single(), **args)
-    start = dict(inert.server)
-    rows = [[row["acc"] for row in run_rows(run)] for run in (inert, alone)]
-    assert rows[0] == rows[1]
-    weights = {name: value for name, value in alone.server.items() if name.startswith("model.")}
-    assert changed(start, alone.server) == set(weights)
-    assert changed(weights, inert.server) == set()

@@ -1,19 +1,13 @@
 """FedRGD: bridges and slots over rounds, its step-wise loss, and its place among FixMatch variants."""
 
-from typing import Any
-
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from benchmark.federation.loop import Federation
 from datamodules.digits import Digits
-from federations import SIDE, FewDigits, make_method, plain_fabric
-from methods.ablations.fixmatch import EveryStep
+from federations import SIDE, FewDigits, make_method
 from methods.base import Upload, Visit
 from methods.fedrgd import FedRGD
-from methods.parts.tensors import debias
 
 
 def data_of(clients: int = 7) -> Digits:
@@ -28,13 +22,6 @@ def data_of(clients: int = 7) -> Digits:
     )
     data.setup()
     return data
-
-
-def federation(name: str | type = "fedrgd", rounds: int = 3, participants: int | None = 6, **args: Any) -> Federation:
-    """A method over seven clients, six per round."""
-    data = data_of()
-    method = make_method(name, **{"local_epochs": 1, **args})
-    return Federation(method, data, data.roster(0, participants), plain_fabric(), rounds, seed=0)
 
 
 def filled(method: FedRGD, value: float) -> dict[str, Tensor]:
@@ -74,40 +61,3 @@ def test_a_group_without_uploads_keeps_its_model() -> None:
     after = method.tensors("server", "shared")
     assert all(torch.equal(v, after[k]) for k, v in before.items() if k.startswith("slots.0."))
     assert all(float(v.flatten()[0]) == 5.0 for k, v in after.items() if k.startswith(("slots.1.", "model.")))
-
-
-def test_with_global_state_and_equal_groups_it_is_fixmatch_at_every_step() -> None:
-    """Without slots the mean of equal groups' means is the plain mean: the same run but for rounding."""
-    same = {"full_batch": True, "threshold": 0.108}
-    grouped = federation(group_state="global", **same)
-    plain = federation(EveryStep, server_momentum=0.0, eval_batch=250, **same)
-    for run in (grouped, plain):
-        for number in range(2):
-            run.run_round(number)
-    for name in plain.method.names("shared"):
-        torch.testing.assert_close(grouped.server[name], plain.server[name], rtol=1e-4, atol=1e-6)
-    slots = federation(**same)
-    slots.run_round(0)
-    slots.run_round(1)
-    assert any(not torch.allclose(slots.server[n], plain.server[n], atol=1e-5) for n in plain.method.names("shared"))
-
-
-@pytest.mark.parametrize("norm", ["confident", "all"])
-@pytest.mark.parametrize("dpl", [False, True])
-def test_loss_of_a_step(norm: Any, dpl: bool) -> None:
-    """Labels from the weak views under the current weights, debiased over the batch; both ways to average."""
-    method, data = make_method("fedrgd", unsup_norm=norm, dpl=dpl), data_of()
-    site, g = data.client(0), torch.Generator().manual_seed(0)
-    weak, strong = (data.take(v, site.unlabelled, g) for v in ("weak", "strong"))
-    x = data.take("weak", site.labelled, g)
-    p = method.model(weak).softmax(dim=1)
-    confidence, labels = (debias(p) if dpl else p).max(dim=1)
-    method.hparams.threshold = float(confidence.detach().median())
-    keep = confidence >= confidence.median()
-    assert 0 < int(keep.sum()) < len(keep)
-    loss = method.training_step(
-        {"labelled": {"x": x, "y": site.labels}, "unlabelled": {"weak": weak, "strong": strong}}, 0
-    )
-    term = F.cross_entropy(method.model(strong[keep]), labels[keep], reduction="sum")
-    term = term / (int(keep.sum()) if norm == "confident" else len(keep))
-    torch.testing.assert_close(loss, F.cross_entropy(method.model(x), site.labels) + term)

@@ -1,6 +1,5 @@
 """(FL)2: thresholds and perturbation against the released code, the step against its naive form, and its ablations."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.contract.federations import half_trained
-from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from benchmark.federation.site import measured
 from datamodules.base import SiteData
@@ -19,10 +17,7 @@ from federations import (
     few_data,
     make_federation,
     make_method,
-    rounds_until,
-    run_rows,
     site_of,
-    sums_of,
     visited,
 )
 from golden_files import load
@@ -38,7 +33,6 @@ from methods.ablations.fl2 import (
     WeakTarget,
     sam,
 )
-from methods.base import Visit
 from methods.fl2 import FL2, adaptive_thresholds, asam, lsaa_weights
 
 GOLDEN, PERTURBATION = load("fl2/cat_thresholds"), load("fl2/asam_perturbation")
@@ -89,12 +83,6 @@ def step(method: FL2, samples: dict[str, Tensor]) -> list[Tensor]:
     return [p.grad for p in method.model.parameters() if p.grad is not None]
 
 
-def steps_of(method: FL2, samples: dict[str, Tensor], count: int = 1) -> Iterator[None]:
-    """Take so many steps of a visit on one batch, and pause after each."""
-    sums_of(method)
-    return Fit(method, [], 1).run(lambda epoch: [{"unlabelled": samples}] * count)
-
-
 def slopes(method: FL2, loss: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(loss, list(method.model.parameters())))
 
@@ -138,58 +126,12 @@ def test_shared_forward_equals_the_five_passes(cls: type[FL2], rule: Any, target
     assert all(torch.equal(a, b) for a, b in zip(before, method.model.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("w_cs", [1.0, 0.0])
-def test_masked_batches_average_over_the_selected(w_cs: float) -> None:
-    """Two of eight samples kept: L_a is their mean (Eq. 10), not a quarter of it."""
-    method, samples = method_and_batch(8, high=0, cls=AsWritten, w_cs=w_cs, clip_norm=None)
-    keep = torch.arange(8) < 2
-    wanted = slopes(method, F.cross_entropy(method(samples["strong"][:8])[keep], samples["y"][keep]))
-    list(steps_of(method, samples | {"keep": keep}))
-    torch.testing.assert_close([p.grad for p in method.model.parameters()], wanted, **EXACT)
-
-
 @pytest.mark.parametrize("args", [{"high": 0}, {"rho": 0.0}, {"w_cs": 0.0}])
 def test_without_confident_samples_perturbation_or_weight_it_is_plain(args: dict[str, Any]) -> None:
     """Nothing is perturbed, nothing is NaN, KL(p || p) has no gradient: that of L_a is left."""
     method, samples = method_and_batch(**args)
     plain = slopes(method, F.cross_entropy(method(samples["strong"]), samples["y"]))
     torch.testing.assert_close(step(method, samples), plain, **EXACT)
-
-
-@pytest.mark.parametrize("cls", [CATWithSAM, CATWithSAMInstead])
-def test_cat_with_sam(cls: type[FL2]) -> None:
-    """The gradient of L_p at W* joins that of L_a, or replaces it for the masked samples."""
-    method, samples = method_and_batch(cls=cls)
-    found = step(method, samples)
-    losses = F.cross_entropy(method(samples["strong"]), samples["y"], reduction="none")
-    parameters = dict(method.model.named_parameters())
-    slope = dict(zip(parameters, slopes(method, losses[:4].mean()), strict=True))
-    losses = F.cross_entropy(method(samples["strong"]), samples["y"], reduction="none")
-    own = slopes(method, losses.mean() if cls is CATWithSAM else losses[4:].sum() / 6)
-    with torch.no_grad():
-        for name, value in asam({n: p.clone() for n, p in parameters.items()}, slope, 0.5).items():
-            parameters[name] += value
-    at_star = F.cross_entropy(method(samples["strong"]), samples["y"], reduction="none")[:4].mean()
-    expected = [a + b for a, b in zip(own, slopes(method, at_star), strict=True)]
-    torch.testing.assert_close(found, expected, **EXACT)
-
-
-def test_gradient_at_the_original_weights() -> None:
-    """As written: the prediction at W* is the fixed target, the gradient is taken at W, the whole batch counts."""
-    method, samples = method_and_batch(cls=AsWritten, lambda_u=0.0)
-    found = step(method, samples | {"keep": torch.ones(6, dtype=torch.bool)})
-    parameters = dict(method.model.named_parameters())
-    losses = F.cross_entropy(method(samples["strong"]), samples["y"], reduction="none")
-    slope = dict(zip(parameters, slopes(method, losses[:4].mean()), strict=True))
-    twin, _ = method_and_batch()
-    with torch.no_grad():
-        eps = asam({n: p.detach() for n, p in parameters.items()}, slope, 0.5)
-        for name, p in twin.model.named_parameters():
-            p += eps[name]
-        wanted = twin(samples["strong"]).softmax(dim=1)
-    logs = method(samples["strong"]).log_softmax(dim=1)
-    expected = slopes(method, F.kl_div(logs, wanted, reduction="batchmean"))
-    torch.testing.assert_close(found, expected, **EXACT)
 
 
 def double(values: dict[str, Any]) -> dict[str, Tensor]:
@@ -265,28 +207,6 @@ def test_masks_of_the_consistency_term() -> None:
         prepared(Undeclared)
 
 
-def test_masked_batches_equal_filtered_ones_where_everything_is_selected() -> None:
-    """Threshold 0: both ways of batching train on the same samples in the same batches.
-
-    They are of 16 or 2 images, whose mean both round alike.
-    """
-    args = {"selection": "fixed", "threshold": 0.0, "w_cs": 0.0, "batch_size": 16}
-    first, second = (from_half_trained(cls, **args) for cls in (FL2, AsWritten))
-    assert [len(client.unlabelled) for client in first.data.clients] == [50] * 4
-    assert run_rows(first) == run_rows(second)
-    assert all(torch.equal(v, second.server[k]) for k, v in first.server.items())
-
-
-def test_with_everything_switched_off_it_is_fixmatch() -> None:
-    """Fixed threshold, no consistency, uniform weights (first row of Table 2): the same bits as FixMatch."""
-    bare = from_half_trained(selection="fixed", w_cs=0.0, aggregation="uniform")
-    fixmatch = from_half_trained("fixmatch")
-    rows, expected = run_rows(bare), run_rows(fixmatch)
-    assert [r["acc"] for r in rows] == [r["acc"] for r in expected]
-    assert rows[0]["pseudo/selected"] > 0
-    assert all(torch.equal(v, fixmatch.server[k]) for k, v in bare.server.items())
-
-
 def test_a_client_that_labels_nothing_counts_as_sure() -> None:
     """Whoever was visited before: tau is neither sent nor kept."""
     federation = from_half_trained(server_pretrain=0)
@@ -305,85 +225,3 @@ def test_statistics_of_the_servers_images_alone() -> None:
     batches = list(make_method(ServerStatistics).norm_batches(data))
     assert [len(batch) for batch in batches] == [10, 10]
     assert torch.equal(torch.cat(batches), data.server.labelled)
-
-
-def test_two_steps_with_clipping_and_nesterov() -> None:
-    """A step clips the sum of both gradients, adds decay, then follows Nesterov momentum (closed form of the sheet)."""
-    method, samples = method_and_batch(lr_schedule="constant", clip_norm=0.5)
-    twin, _ = method_and_batch()
-    method.visit = Visit(rounds=5)
-    buffers: list[Tensor] = []
-    for number, _ in enumerate(steps_of(method, samples, 2)):
-        gradients = released(twin, samples)
-        norm = torch.stack([g.norm() for g in gradients]).norm()
-        assert float(norm) > 0.5
-        weights = [p.detach() for p in twin.model.parameters()]
-        total = [0.5 * g / (norm + 1e-6) + 5e-4 * w for g, w in zip(gradients, weights, strict=True)]
-        buffers = total if not number else [0.9 * m + g for m, g in zip(buffers, total, strict=True)]
-        with torch.no_grad():
-            for p, m, g in zip(twin.model.parameters(), buffers, total, strict=True):
-                p -= 0.03 * (g + 0.9 * m)
-        torch.testing.assert_close(list(method.model.parameters()), list(twin.model.parameters()), **EXACT)
-    assert number == 1
-
-
-def test_a_run_without_perturbation_is_one_without_the_term() -> None:
-    """rho = 0 ends where w_cs = 0 does, with confident images; rho = 0.1 does not."""
-    ends = []
-    for args in ({"w_cs": 0.0}, {"rho": 0.0}, {"rho": 0.1}):
-        run = from_half_trained(precision="64-true", aggregation="uniform", **args)
-        assert rounds_until(run, 1)[0]["pseudo/selected"] > 0
-        ends.append(run.server)
-    for name in run.method.names("shared"):
-        torch.testing.assert_close(ends[1][name], ends[0][name], rtol=1e-7, atol=1e-10)
-        assert not torch.allclose(ends[2][name], ends[0][name], rtol=1e-7, atol=1e-10)
-
-
-def test_without_weights_asam_is_sam() -> None:
-    """Parameters that are not called weight are not scaled."""
-    weights, slopes = {"bias": torch.tensor([3.0, -4.0])}, {"bias": torch.tensor([0.6, 0.8])}
-    torch.testing.assert_close(asam(weights, slopes, 0.1), sam(weights, slopes, 0.1))
-
-
-def test_each_switch_changes_the_run() -> None:
-    """No ablation of Table 2 or Fig. 4, and no alternative of the sheet, is without effect."""
-
-    def weights(cls: type[FL2] = FL2, **args: Any) -> Tensor:
-        federation = from_half_trained(cls, **args)
-        federation.roster.participants = 2
-        federation.run_round(0)
-        return torch.cat([v.flatten().double() for k, v in federation.server.items() if k.startswith("model")])
-
-    alternatives: list[dict[str, Any]] = [
-        {},
-        {"selection": "fixed"},
-        {"w_cs": 0.0},
-        {"aggregation": "uniform"},
-        {"rho": 1.0},
-        {"w_cs": 3.0},
-        {"dpl": True},
-        {"full_batch": True},
-        {"cls": AllSelected},
-        {"cls": CorrectlyLabelled},
-        {"cls": CATWithSAM},
-        {"cls": CATWithSAMInstead},
-        {"cls": PlainSAM},
-        {"cls": AsWritten},
-        {"cls": WeakTarget},
-    ]
-    found = [weights(**args) for args in alternatives]
-    for i, first in enumerate(found):
-        for j in range(i):
-            assert float((first - found[j]).abs().max()) > 1e-7, (alternatives[i], alternatives[j])
-
-
-def test_clients_send_their_mean_confidence() -> None:
-    """LSAA needs one number per client; without it nothing but the model is sent."""
-    for rule, names in (("lsaa", {"tau"}), ("uniform", set())):
-        federation = from_half_trained(aggregation=rule)
-        uploads, _ = federation.run_visits(federation.visits(0)[:2])
-        assert [set(u.stats) for u in uploads] == [names] * 2
-        if names:
-            taus = [float(u.stats["tau"]) for u in uploads]
-            weights = federation.method.weights(uploads)
-            assert weights == pytest.approx([(1 - t) / sum(1 - u for u in taus) for t in taus])

@@ -1,18 +1,14 @@
 """FlexMatch: thresholds against its authors' code, how they move, and a status that stays with its client."""
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from allclients_visits import Toy, precise
 from federations import rounds_until, run_rows, small_contract
 from golden_files import load
-from methods import flexmatch
 from methods.ablations.flexmatch import Forgetful
-from methods.client_fixmatch import ClientFixMatch
 from methods.flexmatch import FlexMatch, flexible, learning_status
 
 GOLDEN = load("allclients/flexmatch")
@@ -53,20 +49,6 @@ def client(images: int, classes: int = 3, threshold: float = 0.95) -> FlexMatch:
     return method
 
 
-def sure_of(labels: list[int]) -> Tensor:
-    """Probabilities that are sure of these classes."""
-    return torch.eye(3)[labels] * 0.97 + 0.01
-
-
-def test_a_client_with_one_image_is_never_held_to_a_threshold() -> None:
-    """Its one entry is always equal to all entries."""
-    method = client(1)
-    for labels in ([0], [1], [1]):
-        assert method.targets({"index": torch.tensor([0])}, sure_of(labels))[1].tolist() == [True]
-    assert method.targets({"index": torch.tensor([0])}, torch.full((1, 3), 1 / 3))[1].tolist() == [True]
-    assert method.beta.tolist() == [0.0] * 3
-
-
 def test_the_status_stays_with_its_client_alone() -> None:
     """A client knows of its own images only, and in the next round still does; the ablation forgets."""
     run = small_contract("flexmatch", threshold=0.6)
@@ -83,32 +65,3 @@ def test_the_status_stays_with_its_client_alone() -> None:
     rows = run_rows(forgetful)
     assert all(not state.tensors for state in forgetful.clients.values())
     assert rows[0] == usual[0] and rows[-1] != usual[-1]
-
-
-def test_it_begins_open_and_ends_as_fixmatch() -> None:
-    """Nothing learnt: all thresholds are 0. All classes learnt alike: all are the one of FixMatch."""
-    method = client(6)
-    half = torch.full((2, 3), 1 / 3)
-    assert method.targets({"index": torch.tensor([0, 1])}, half)[1].tolist() == [True, True]
-    method.targets({"index": torch.arange(6)}, sure_of([0, 0, 1, 1, 2, 2]))
-    assert flexible(0.95, method.beta).tolist() == pytest.approx([0.95] * 3)
-    assert method.targets({"index": torch.tensor([0, 1])}, half)[1].tolist() == [False, False]
-
-
-def test_thresholds_rise_with_what_is_learnt() -> None:
-    """Never above the threshold, and monotone in the number of a class's images."""
-    before = torch.zeros(2)
-    tops = [flexible(0.95, learning_status(torch.tensor([n, 10.0]), 40, before)) for n in range(11)]
-    assert all(float(a[0]) <= float(b[0]) for a, b in pairwise(tops))
-    assert float(torch.stack(tops).max()) <= 0.95
-    assert learning_status(torch.tensor([0.0, 0.0]), 0, before).tolist() == [0.0, 0.0]
-
-
-def test_without_learning_status_it_is_fixmatch_with_local_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All classes count as learnt: bit for bit LPL."""
-    monkeypatch.setattr(flexmatch, "flexible", lambda threshold, beta: torch.full_like(beta, threshold))
-    lr = FlexMatch.contract_args["lr"]
-    runs = [small_contract("flexmatch"), small_contract(ClientFixMatch, pseudo_labels="local", lr=lr)]
-    for run in runs:
-        run_rows(run)
-    assert all(torch.equal(value, runs[1].server[name]) for name, value in runs[0].server.items())

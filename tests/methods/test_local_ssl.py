@@ -7,22 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from datamodules.digits import Digits
-from feddure_steps import Norm, federation
 from federations import (
-    different,
-    few_data,
     make_data,
-    make_federation,
     plain_fabric,
-    rounds_until,
-    sums_of,
     visited,
 )
 from golden_files import load
-from methods.ablations.local_ssl import OwnStatistics, SupervisedSteps, WithoutRegulators
+from methods.ablations.local_ssl import OwnStatistics, SupervisedSteps
 from methods.base import Batch, Visit
 from methods.feddure import FedDure
 from methods.local_ssl import LocalSSL, unlabelled_batch
@@ -60,7 +53,6 @@ def make(cls: type[LocalSSL] = LocalSSL, **args: Any) -> LocalSSL:
 SUPERVISED: dict[str, Any] = {"unsup_weight": 0.0}
 UDA: dict[str, Any] = {"unsup_targets": "soft", "unsup_weight": 8.0, "unsup_ramp": 20}
 FIXMATCH: dict[str, Any] = {}
-OBJECTIVES = {"supervised": SUPERVISED, "uda": UDA, "fixmatch": FIXMATCH}
 
 
 def batch(revealed: bool = False) -> Batch:
@@ -115,73 +107,6 @@ def test_objectives_in_closed_form(step: int) -> None:
     for args, loss in expected:
         made = make(**args, threshold=THRESHOLD)
         torch.testing.assert_close(loss_at(made, batch(), step), loss, rtol=1e-12, atol=1e-12)
-
-
-def test_targets_carry_no_gradient() -> None:
-    """The gradient is that of the closed form with the weak view's prediction held fixed."""
-    method = make(**UDA, threshold=THRESHOLD)
-    gradients = torch.autograd.grad(loss_at(method, batch(), 19), list(method.model.parameters()))
-    out = logits(method, batch())
-    p = out["weak"].softmax(dim=1).detach()
-    soft = ((p.amax(dim=1) >= THRESHOLD) * -(p * out["strong"].log_softmax(dim=1)).sum(dim=1)).mean()
-    loss = F.cross_entropy(out["x"], batch()["labelled"]["y"]) + 8 * soft
-    for a, b in zip(gradients, torch.autograd.grad(loss, list(method.model.parameters())), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-
-
-def test_revealed_labels_are_for_the_supervised_objective_only() -> None:
-    """SL adds the cross-entropy of the weak view; FixMatch does not look at revealed labels."""
-    method = make(**SUPERVISED)
-    out, given = logits(method, batch()), batch(revealed=True)
-    loss = F.cross_entropy(out["x"], given["labelled"]["y"]) + F.cross_entropy(out["weak"], given["unlabelled"]["y"])
-    torch.testing.assert_close(loss_at(method, given), loss, rtol=1e-12, atol=1e-12)
-    one, other = (loss_at(make(), batch(r)) for r in (True, False))
-    assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_the_proximal_term_composes(objective: str) -> None:
-    """It adds mu (theta - theta_global) to every objective's gradient, nothing at the global model, buffers aside."""
-    plain, prox = make(**OBJECTIVES[objective]), make(**OBJECTIVES[objective], prox_mu=0.7)
-    for method in (plain, prox):
-        method.on_train_start()
-    assert torch.equal(loss_at(plain, batch(), 3), loss_at(prox, batch(), 3))
-    shift = [torch.randn_like(p) for p in plain.model.parameters()]
-    gradients = []
-    for method in (plain, prox):
-        with torch.no_grad():
-            for parameter, by in zip(method.model.parameters(), shift, strict=True):
-                parameter += by
-        gradients.append(torch.autograd.grad(loss_at(method, batch(), 3), list(method.model.parameters())))
-    for a, b, by in zip(*gradients, shift, strict=True):
-        torch.testing.assert_close(b - a, 0.7 * by, rtol=1e-9, atol=1e-10)
-
-
-def test_without_the_proximal_term_fedprox_is_fedavg() -> None:
-    """mu = 0 around labels alone: the bits of ``FedAvg``; with mu = 1 another model."""
-
-    class OnWeakViews(LocalSSL):
-        views = {**LocalSSL.views, "labelled": {"x": "weak"}}
-
-    sgd = {"lr": 0.03, "weight_decay": 5e-4, "clip_norm": 5.0, "batch_size": 32, "reset_momentum": False}
-    runs = [
-        make_federation(
-            OnWeakViews,
-            few_data(3),
-            unsup_weight=0.0,
-            steps_per_visit=None,
-            optimizer="sgd",
-            prox_mu=mu,
-            **sgd,
-        )
-        for mu in (0.0, 1.0)
-    ]
-    fedavg = make_federation("fedavg", few_data(3), **sgd)
-    for run in (*runs, fedavg):
-        rounds_until(run, 2)
-    without, pulled, expected = (run.method.tensors("shared") for run in (*runs, fedavg))
-    assert different(without, expected) == []
-    assert different(pulled, expected) == list(expected)
 
 
 def test_shared_and_own_batch_statistics() -> None:
@@ -244,51 +169,6 @@ def test_a_visit_is_five_joint_steps() -> None:
     assert len(visit(data, steps_per_visit=None)[0]) == -(-len(site.labelled) // 10)
 
 
-def test_supervised_steps_are_told_by_the_batch() -> None:
-    """In them the unlabelled images are ``beside``, without labels; the joint steps then start anew."""
-    data = make_data("all_clients", hidden_labels="revealed")
-    seen, _, _ = visit(data, SupervisedSteps, supervised_steps=2, local_epochs=2)
-    assert [sorted(b) for b in seen] == [["beside", "labelled"]] * 2 + [["labelled", "unlabelled"]] * 10
-    assert all(sorted(b["beside"]) == ["strong", "weak"] for b in seen[:2])
-    plain, _, _ = visit(data, local_epochs=3)
-    for ours, theirs in zip(seen[:2], plain[:2], strict=True):
-        assert torch.equal(ours["labelled"]["x"], theirs["labelled"]["x"])
-        assert torch.equal(ours["beside"]["strong"], theirs["unlabelled"]["strong"])
-    for ours, theirs in zip(seen[2:], plain[5:], strict=True):
-        assert torch.equal(ours["unlabelled"]["weak"], theirs["unlabelled"]["weak"])
-
-
 def supervised(given: Batch) -> Batch:
     """The batch as a supervised step gets it."""
     return {"beside": given["unlabelled"], "labelled": given["labelled"]}
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_supervised_steps_minimise_the_labelled_loss(objective: str) -> None:
-    """The images beside share the batch statistics, and enter no loss."""
-    given = batch()
-    joint = F.cross_entropy(logits(make(), given)["x"], given["labelled"]["y"])
-    torch.testing.assert_close(make(**OBJECTIVES[objective]).training_step(supervised(given), 0), joint)
-
-
-def test_ramp_over_a_visit() -> None:
-    """lambda counts the joint steps over all local epochs; each visit starts anew."""
-    method = make(SupervisedSteps, **UDA, supervised_steps=2, steps_per_visit=2)
-    given = batch()
-    passes = [[supervised(given)] * 2, [given] * 2, [given] * 2]
-    for _ in range(2):
-        sums_of(method)
-        fit, weights = Fit(method, [], 3), []
-        for _ in fit.run(lambda epoch: passes[epoch]):
-            weights.append(float(method.lambda_k))
-        assert weights[2:] == [8 * (k + 1) / 20 for k in range(4)]
-
-
-def test_without_regulators_only_the_batches_are_feddures() -> None:
-    """The step is FixMatch's, in batches of FedDure's sizes: four of a client with few labels, in place of two."""
-    data = make_data("all_clients")
-    method = WithoutRegulators(Norm(), threshold=0.0)
-    site = data.client(0)
-    sizes = [made.streams(site)["unlabelled"].batch_size for made in (method, federation().method, LocalSSL(Norm()))]
-    assert sizes[0] == sizes[1] != sizes[2]
-    assert method.automatic_optimization

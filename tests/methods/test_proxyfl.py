@@ -1,6 +1,5 @@
 """ProxyFL: its parts and visits against the released code, closed forms, and what is left without its terms."""
 
-from functools import cache
 from typing import Any
 
 import pytest
@@ -13,23 +12,17 @@ from federations import (
     fewest_data,
     make_federation,
     make_method,
-    rounds_until,
-    run_rows,
     small_contract,
     visited,
 )
 from golden_files import load
 from methods.ablations.proxyfl import AsPrinted, ReleasedWeights
 from methods.base import Upload, Visit
-from methods.client_fixmatch import ClientFixMatch
 from methods.parts.aggregation import weighted_mean
-from methods.proxyfl import ProxyFL, class_sets, classifier, distances, icpl, tuned_proxies
-from methods.sage import SAGE
+from methods.proxyfl import ProxyFL, class_sets, classifier, distances, tuned_proxies
 
 ICPL, SERVER = load("allclients/proxyfl_icpl"), load("allclients/proxyfl_server")
 PRIOR, UPDATE = load("allclients/proxyfl_prior"), load("allclients/proxyfl_update")
-ALONE = {"icpl_weight": 0.0, "gpt_epochs": 0}
-SURE = {"threshold": 0.7}
 
 
 def toy(**args: Any) -> ProxyFL:
@@ -137,20 +130,6 @@ def test_released_prior(case: dict[str, Any]) -> None:
 # --- closed forms
 
 
-def test_one_row_that_pushes() -> None:
-    """-log of a share of two; rows that share a class, and products of nothing, do not push."""
-    z, w = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]), torch.eye(2)
-    sets = torch.tensor([[True, False], [False, True], [False, True]])
-    losses = icpl(z, w, sets.float(), sets)
-    first = torch.log1p(torch.exp(torch.tensor(0.6 - 1.0)))  # the third row is at a right angle to the first
-    second = torch.log1p(torch.exp(torch.tensor(0.6 - 0.8)))
-    torch.testing.assert_close(losses, torch.stack([first, second, torch.tensor(0.0)]))
-    common = torch.ones(3, 2, dtype=torch.bool)
-    assert icpl(z, w, sets.float(), common).tolist() == [0.0] * 3
-    everything = icpl(z, w, sets.float(), sets, least=-torch.inf)
-    assert everything[2].item() == pytest.approx(float(torch.log1p(torch.exp(torch.tensor(-1.0)))))
-
-
 def test_the_margin_is_the_widest_gap_to_a_nearest_proxy() -> None:
     """Three points on a line; never above 100."""
     proxies = torch.tensor([[0.0], [1.0], [4.0]])
@@ -159,63 +138,7 @@ def test_the_margin_is_the_widest_gap_to_a_nearest_proxy() -> None:
     assert torch.equal(distances(proxies, proxies), (proxies - proxies.T).abs())
 
 
-def test_one_tuning_step() -> None:
-    """Two proxies on a line, one client with the same ones: the gradient by hand."""
-    proxies, margin, lr = torch.tensor([[-1.0], [1.0]], dtype=torch.float64), 2.0, 0.1
-    tuned = tuned_proxies(proxies[None], proxies, [torch.arange(2)], lr, margin)
-    share = 1 / (1 + torch.exp(torch.tensor(-(2.0 - margin), dtype=torch.float64)))  # exp(-2) against exp(-(0 + 2))
-    # a row leaves the other class's proxy at the rate 1 - share; its own stays, from which its distance is 0
-    expected = torch.tensor([[-1.0], [1.0]], dtype=torch.float64) * (1 + lr * float(1 - share) / 2)
-    torch.testing.assert_close(tuned, expected)
-
-
 # --- the federation
-
-
-@cache
-def rows_and_server(method: type | str, **args: Any) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """A contract federation's rows and last model."""
-    run = small_contract(method, **args)
-    return run_rows(run), run.server
-
-
-class Narrow(ProxyFL):
-    """Only what the global model is sure of is decided."""
-
-    def decided(self, local: Any, p: Tensor) -> Tensor:
-        """Where the largest probability reaches the threshold."""
-        return p.amax(dim=1) >= self.hparams.threshold
-
-
-def test_without_its_terms_and_with_the_narrower_mask_it_is_fixmatch_with_global_labels() -> None:
-    """Both modules off leave GPL, but for images that only the local model is sure of."""
-    _, wide = rows_and_server("proxyfl", **ALONE, **SURE)
-    rows, server = rows_and_server(Narrow, **ALONE, **SURE)
-    gpl_rows, gpl = rows_and_server(ClientFixMatch, **SURE)
-    assert all(torch.equal(server[name], value) for name, value in gpl.items())
-    assert [row["acc"] for row in rows] == [row["acc"] for row in gpl_rows]
-    assert any(not torch.equal(wide[name], value) for name, value in gpl.items())
-
-
-def test_without_its_terms_it_is_sage_with_global_labels_only() -> None:
-    """SAGE's local weight at its floor of 1e-6."""
-    _, server = rows_and_server("proxyfl", **ALONE, **SURE)
-    _, sage = rows_and_server(SAGE, kappa=1e9, **SURE)
-    for name, value in sage.items():
-        torch.testing.assert_close(server[name], value, rtol=1e-3, atol=1e-4)
-
-
-def test_the_prior_comes_with_the_model_and_follows_the_counts() -> None:
-    """One number per class on the way down; a hundredth of the way towards the round's counts."""
-    run, again = small_contract("proxyfl"), small_contract("proxyfl")
-    uploads = again.run_visits(again.visits(0))[0]
-    assert "prior" not in uploads[0].tensors
-    counts = torch.stack([upload.stats["counts"] for upload in uploads]).sum(dim=0)
-    rounds_until(run, 1)
-    expected = 0.99 * 0.1 + 0.01 * counts / counts.sum()
-    torch.testing.assert_close(run.server["prior"], expected)
-    sent = run.method.broadcast(run.server, Visit())
-    torch.testing.assert_close(sent["prior"], expected)
 
 
 def test_classes_are_counted_in_the_last_epoch_alone() -> None:
@@ -247,18 +170,6 @@ def test_a_network_that_ends_in_no_linear_layer_is_refused() -> None:
 
 
 # --- as printed
-
-
-def test_as_printed_each_difference() -> None:
-    """Who is decided, the means, the prior and the margin, on small numbers."""
-    method = AsPrinted(Toy(), num_classes=3, threshold=0.8)
-    assert method.feat_proj is None and len(method.configure_optimizers().param_groups) == 1
-    sure, unsure = torch.tensor([[0.9, 0.1, 0.0]]), torch.tensor([[0.5, 0.3, 0.2]])
-    assert method.decided(sure, unsure).tolist() == [False] and method.decided(unsure, sure).tolist() == [True]
-    assert float(method.mean_loss(torch.tensor([4.0, 8.0]), torch.tensor([True, False]))) == 4.0
-    counts = torch.tensor([[10.0, 0.0, 0.0], [1.0, 1.0, 2.0], [0.0, 0.0, 0.0]])
-    assert method.next_prior(counts).tolist() == [0.625, 0.125, 0.25]
-    assert method.margin(torch.eye(3)) == 0.0
 
 
 def test_as_printed_icpl_on_two_images() -> None:

@@ -10,20 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.federation.site import LocalSite
-from federations import few_in, make_federation, make_method, site_of
+from federations import few_in, make_federation, site_of
 from methods.ablations.semifl import AsInFL2
 from methods.base import Pass
 from methods.semifl import SemiFL
-
-
-def lambdas(method: SemiFL, site: LocalSite, count: int) -> list[float]:
-    """The mixing weights of the first steps of a visit."""
-    method.local_work(site)
-    drawn = []
-    for number in range(count):
-        method.on_train_batch_start({"mix": {}}, number)
-        drawn.append(float(method.lam))
-    return drawn
 
 
 def site_and_method(cls: type[SemiFL] = SemiFL, **args: Any) -> tuple[SemiFL, LocalSite, Tensor]:
@@ -82,29 +72,6 @@ def test_confident_partners_are_drawn_once_per_visit() -> None:
     assert sorted(pair[2] for pair in epochs_of(method, site, probabilities, 1)[0]) != sorted(epochs[0])
 
 
-def test_mix_loss() -> None:
-    """lam CE(f(m), y) + (1 - lam) CE(f(m), y') at m = lam w + (1 - lam) w', in double precision; one lam per batch."""
-    method = make_method("semifl").double()
-    assert isinstance(method, SemiFL)
-    g = torch.Generator().manual_seed(0)
-    first, second = (
-        {"weak": torch.randn(5, 3, 24, 24, generator=g).double(), "y": torch.randint(10, (5,), generator=g)}
-        for _ in range(2)
-    )
-    method.lam = 0.3
-    logits = method(0.3 * first["weak"] + 0.7 * second["weak"])
-    expected = 0.3 * F.cross_entropy(logits, first["y"]) + 0.7 * F.cross_entropy(logits, second["y"])
-    torch.testing.assert_close(method.mix_loss(first, second), expected)
-    strong = torch.randn(5, 3, 24, 24, generator=g).double()
-    batch = {"unlabelled": {**first, "strong": strong}, "mix": second}
-    whole = expected + F.cross_entropy(method(strong), first["y"])
-    torch.testing.assert_close(method.training_step(batch, 0), whole)
-    heavy = make_method("semifl", mix_weight=2.5).double()
-    assert isinstance(heavy, SemiFL)
-    heavy.lam = 0.3
-    torch.testing.assert_close(heavy.training_step(batch, 0), whole + 1.5 * expected)
-
-
 def test_one_lambda_per_step_of_a_visit() -> None:
     """Every step of every local epoch has its own, in the order of the visit's stream; without a mix set none."""
     federation = make_federation("semifl", few_in("server"), threshold=0.0, local_epochs=2)
@@ -121,19 +88,6 @@ def test_one_lambda_per_step_of_a_visit() -> None:
     assert float(method.lam) == seen[-1]
 
 
-def test_without_mix_it_is_fixmatch() -> None:
-    """The fix term alone, with SemiFL's batch size: the same bits."""
-    common: dict[str, Any] = {"threshold": 0.0, "local_epochs": 1, "rounds": 1}
-    semifl = make_federation("semifl", few_in("server"), mix_weight=0.0, **common)
-    fixmatch = make_federation("fixmatch", few_in("server"), batch_size=10, **common)
-    mixed = make_federation("semifl", few_in("server"), **common)
-    for federation in (semifl, fixmatch, mixed):
-        federation.roster.participants = 2
-        federation.run()
-    assert all(torch.equal(v, fixmatch.server[k]) for k, v in semifl.server.items())
-    assert any(not torch.equal(v, mixed.server[k]) for k, v in semifl.server.items())
-
-
 @pytest.mark.parametrize(("cls", "present"), [(SemiFL, 0), (AsInFL2, 4)])
 def test_clients_without_a_confident_image(cls: type[SemiFL], present: int) -> None:
     """They leave the round (and if all do, nothing is averaged and no momentum moves), or return what they received."""
@@ -146,23 +100,3 @@ def test_clients_without_a_confident_image(cls: type[SemiFL], present: int) -> N
     assert row is not None
     assert row["pseudo/selected"] == 0.0
     assert all(torch.equal(v, before[k]) for k, v in federation.server.items())
-
-
-def test_lambdas_belong_to_the_visit() -> None:
-    """They repeat, whatever was drawn before, and differ between rounds, clients and repeats; torch draws nothing."""
-    method, site, _ = site_and_method()
-    visit, state = site.visit, torch.random.get_rng_state()
-    first = lambdas(method, site, 30)
-    assert len(set(first)) == 30
-    others = []
-    for change in ({"round": 1}, {"client": 1}, {"repeat": 1}):
-        site.visit = replace(visit, **change)
-        others.append(lambdas(method, site, 30))
-    assert len({tuple(drawn) for drawn in (first, *others)}) == 4
-    site.visit = visit
-    assert lambdas(method, site, 30) == first
-    assert torch.equal(torch.random.get_rng_state(), state)
-    other_run, same_site, _ = site_and_method()
-    assert lambdas(other_run, same_site, 30) == first
-    other_run, same_site, _ = site_and_method(run_seed=1)
-    assert lambdas(other_run, same_site, 30) != first

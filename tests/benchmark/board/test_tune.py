@@ -41,15 +41,6 @@ def test_a_trial_is_the_whole_run_of_the_row_with_other_rates_and_a_seed_of_its_
     assert run.config.method.init_args["lr"] == 0.09 and run.config.method.init_args["warmup_rounds"] == 0
 
 
-def test_the_tuning_of_a_data_set_has_options_of_its_own(tmp_path, runtime):
-    own = {"Digits": {"set": {"data.labelled_clients": 2}, "methods": {"fed_consist": {"method.warmup_rounds": 1}}}}
-    suite = with_tuning(tmp_path, datasets=own)
-    config = trial(suite, "quick", suite.rows[1], 0, runtime).runs[0].config
-    assert config.data.init_args["labelled_clients"] == 2 and config.method.init_args["warmup_rounds"] == 1
-    with pytest.raises(ConfigError, match=r"scales\.quick\.tuning\.rate is unknown"):
-        with_tuning(tmp_path, rate=[1])
-
-
 def test_without_an_entry_or_a_rate_nothing_is_tuned(tmp_path, runtime):
     suite = toy(tmp_path)
     with pytest.raises(ConfigError, match=r"paper.*`tuning`"):
@@ -57,17 +48,6 @@ def test_without_an_entry_or_a_rate_nothing_is_tuned(tmp_path, runtime):
     suite = with_tuning(tmp_path, rates=["method.nothing"])
     with pytest.raises(ConfigError, match=r"none of method\.nothing has a value to start from"):
         trial(suite, "quick", suite.rows[0], 0, runtime)
-
-
-def test_a_second_rate_stays_at_its_papers(tmp_path, runtime):
-    """FedDure's C-reg has a rate of its own, which does not follow ``lr``."""
-    label = {"feddure": {"method": "feddure", "data.scenario": "all_clients", "data.num_labels": 30}}
-    table = {**SPEC["tables"]["1"], "rows": [{"method": "feddure"}]}
-    tuning = {"rates": ["method.lr"], "seeds": [1000], "set": {"data.balanced_holdout": 50}}
-    quick = {"seeds": [0], "tuning": tuning}
-    suite = Suite({**SPEC, "labels": label, "tables": {"1": table}, "scales": {"quick": quick}}, "toy.yaml", tmp_path)
-    one, three = (trial(suite, "quick", suite.rows[0], n, runtime).runs[0].config.method.init_args for n in (0, 1))
-    assert three["lr"] == pytest.approx(3 * one["lr"]) and three["creg_lr"] == one["creg_lr"]
 
 
 def test_test_examples_and_reported_seeds_take_no_part(tmp_path, runtime):
@@ -238,22 +218,6 @@ def test_overwrite_runs_the_trials_of_a_row_again(tmp_path, runtime, monkeypatch
     assert max(one["held_out_accuracy"] for one in made[plain.full_name]["tried"]) == 40.0
     assert max(one["held_out_accuracy"] for one in made[teacher.full_name]["tried"]) == 30.0
     assert retraced(suite, "quick", plain)[1:] == ([], 8)
-
-
-@pytest.mark.parametrize(
-    "text, says",
-    [
-        (b"\xff\xfe", "can't decode byte 0xff"),
-        (b"1/Digits/plain: [", "not valid YAML"),
-    ],
-)
-def test_a_damaged_file_of_choices_is_named(tmp_path, runtime, text, says):
-    suite = toy(tmp_path)
-    file = suite.tuned.path("quick")
-    file.parent.mkdir(parents=True)
-    file.write_bytes(text)
-    with pytest.raises(ConfigError, match=f"{file.name}.*{says}"):
-        suite.plan("quick", None, runtime)
 
 
 def test_a_suite_of_the_installed_package_is_not_tuned(tmp_path, runtime, monkeypatch):

@@ -90,7 +90,7 @@ def test_table_filters_run_less_but_render_everything(here, fitted):
 def test_missing_published_values_are_told_before_anything_is_run(here, fitted, capsys):
     (here / "toy.yaml").write_text(SUITE.replace("rscfed.csv", "nothing.csv"))
     assert table() == 2
-    assert "published values are missing: there is no nothing.csv" in capsys.readouterr().err and fitted == []
+    assert "nothing.csv: the published values cannot be read" in capsys.readouterr().err and fitted == []
 
 
 @pytest.mark.parametrize("kind", ["tuned", "admitted"])

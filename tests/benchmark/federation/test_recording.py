@@ -89,21 +89,6 @@ def adam_rate(world: World) -> Callable[[], None]:
     return lambda: world.descend(world.loss())
 
 
-def draws(world: World) -> Callable[[], None]:
-    """Noise, a permutation, a mask in place of dropout, a mix: all from the generator of the step."""
-    sgd(world)
-
-    def step() -> None:
-        g = world.generator
-        order = torch.randperm(8, generator=g)
-        x = world.batch + 0.1 * torch.randn(world.batch.shape, generator=g)
-        share = torch.empty(8, 1, 1, 1).uniform_(generator=g)
-        kept = torch.rand(world.batch.shape, generator=g) >= 0.2
-        world.descend(F.cross_entropy(world.net((share * x + (1 - share) * x[order]) * kept), world.labels))
-
-    return step
-
-
 def views(world: World) -> Callable[[], None]:
     """Writes through views, into preallocated memory, by scatter and by integer indices, and changes of geometry."""
     sgd(world)
@@ -124,7 +109,7 @@ def views(world: World) -> Callable[[], None]:
     return step
 
 
-STEPPERS = [sgd_rate, adam_rate, draws, views]
+STEPPERS = [sgd_rate, adam_rate, views]
 
 
 def run(make: Make, recorded: bool, warm_up: int = 1) -> dict[str, Tensor]:

@@ -76,22 +76,6 @@ def test_batch_norm_travels_with_the_model():
     assert int(run.server["model.1.num_batches_tracked"]) == int((125 * (5 + 2) + 20 * (5 + 1)) / 145) == 6
 
 
-def test_optimiser_state_is_kept_or_reset():
-    """A kept buffer continues, is a client's own, and a visit changes only a copy of it."""
-    kept, reset = (few_federation(clients=3, reset_momentum=r) for r in (False, True))
-    for run in (kept, reset):
-        run.run_round(0)
-    assert all(state.optimizers == [] for state in reset.clients.values())
-    buffers = {c: s.optimizers[0][0]["momentum_buffer"] for c, s in kept.clients.items()}
-    assert not torch.equal(buffers[0], buffers[1])
-    before = buffers[0].clone()
-    visit = kept.visits(1)[0]
-    first, second, forgotten = (visited(kept, visit, state)[0].upload for state in (*[kept.clients[0]] * 2, None))
-    assert torch.equal(buffers[0], before)
-    assert all(torch.equal(v, second.tensors[k]) for k, v in first.tensors.items())
-    assert any(not torch.equal(v, forgotten.tensors[k]) for k, v in first.tensors.items())
-
-
 class TwoOptimisers(Unaugmented):
     """One optimiser for the head, one for the rest."""
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmark.federation.loop import Federation
-from benchmark.federation.scaling import FIRST_SCALE
+from benchmark.federation.scaling import FIRST_SCALE, LossScaler
 from datamodules.common.errors import ConfigError
 from federations import (
     Supervised,
@@ -84,14 +84,12 @@ class OmitsInAdam(InAdam, Omits):
     pass
 
 
-def two_clients(cls: type, precision: str = "32-scaled", **engine: Any) -> Federation:
-    """Before two rounds; a visit has two epochs of batches of 16, 16 and 12 images."""
-    return make_federation(cls, fewest_data(2), rounds=2, batch_size=16, local_epochs=2, precision=precision, **engine)
-
-
 @cache
-def run(cls: type, precision: str = "32-scaled", slots: int | None = None) -> tuple[Federation, list[dict[str, Any]]]:
-    federation = two_clients(cls, precision, slots=slots)
+def run(cls: type, slots: int | None = None) -> tuple[Federation, list[dict[str, Any]]]:
+    """Two rounds in float32 with scaled losses; a visit has two epochs of batches of 16, 16 and 12 images."""
+    federation = make_federation(cls, fewest_data(2), rounds=2, batch_size=16, local_epochs=2, slots=slots)
+    for seat in federation.engine.seats:
+        seat.method._engine.loss_scaler = LossScaler(torch.device("cpu"))
     return federation, run_rows(federation)
 
 

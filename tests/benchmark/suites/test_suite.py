@@ -5,7 +5,7 @@ import re
 import pytest
 
 from benchmark.cli import main
-from benchmark.config import Runtime, run_id
+from benchmark.config import run_id
 from benchmark.suites import suite
 from benchmark.suites.plan import control_of, operands
 from benchmark.suites.schema import Layer, Layers
@@ -61,23 +61,14 @@ def spec(**changes):
     }
 
 
-def test_layers_in_their_order():
+def test_options_of_some_methods_are_for_their_rows_alone():
     toy = Suite(spec())
     low, high, _, other = toy.tables[0].rows[:4]
-    config = toy.run(high, "paper").config
-    assert config.method.name == "rscfed" and config.data.name == "digits"
-    args = config.method.init_args
+    args = toy.run(high, "paper").config.method.init_args
     assert (args["lr"], args["subsets"], args["subset_size"]) == (0.5, 2, 4)
-    assert (config.data.init_args["beta"], config.data.init_args["num_clients"]) == (2.0, 8)
-    assert (config.rounds, config.scale, config.report, config.seed) == (9, "paper", "last", 1)
     assert toy.run(other, "paper").config.method.init_args["subset_size"] == 3
     assert toy.run(high, "quick").config.method.init_args["subset_size"] == 5
-    assert toy.run(high, "quick").config.rounds == 2
     assert "subsets" not in toy.run(low, "paper").config.method.init_args
-    on_b = toy.tables[0].rows[4:]
-    assert (
-        toy.run(on_b[0], "quick").config.rounds == 3 and toy.run(on_b[0], "quick").config.data.init_args["beta"] == 1.0
-    )
 
 
 def test_an_ablation_takes_the_options_of_its_method_and_then_its_own():
@@ -123,29 +114,12 @@ def test_a_later_layer_wins_over_all_before_it(tmp_path):
         assert toy.values(row, "quick", last=trial)["rounds"] == 9 + last, LAYERS[last - 1]
 
 
-def test_layers_of_a_scale_for_a_table_and_for_one_of_its_data_sets():
-    """A table that is a number in the file is found too, and its data set's layer comes last."""
-    changed = spec()
-    quick = changed["scales"]["quick"]
-    quick["tables"] = {
-        1: {
-            "set": {"rounds": 4, "eval_every": 2},
-            "datasets": {"B": {"set": {"rounds": 5}, "methods": {"rscfed": {"method.subsets": 6}}}},
-        }
-    }
-    toy = Suite(changed)
-    low_on_a, low_on_b, high_on_b = (toy.tables[0].rows[n] for n in (0, 4, 5))
-    assert (toy.run(low_on_a, "quick").config.rounds, toy.run(low_on_a, "quick").config.eval_every) == (4, 2)
-    assert (toy.run(low_on_b, "quick").config.rounds, toy.run(low_on_b, "quick").config.eval_every) == (5, 2)
-    assert toy.run(high_on_b, "quick").config.method.init_args["subsets"] == 6
-    assert toy.run(toy.tables[1].rows[0], "quick").config.rounds == 2
-
-    quick["tables"] = {1: {"datasets": {"C": {"set": {"rounds": 5}}}}}
-    with pytest.raises(ConfigError, match=r"scales\.quick\.tables\.1\.datasets\.C: .*'C'"):
-        Suite(changed)
-    quick["tables"] = {1: {"dataset": {"B": {}}}}
-    with pytest.raises(ConfigError, match=r"scales\.quick\.tables\.1\.dataset is unknown"):
-        Suite(changed)
+def test_a_scale_knows_the_data_sets_and_the_keys_of_its_tables():
+    for table, told in (({"datasets": {"C": {}}}, r"datasets\.C: .*'C'"), ({"dataset": {}}, "dataset is unknown")):
+        changed = spec()
+        changed["scales"]["quick"]["tables"] = {1: table}
+        with pytest.raises(ConfigError, match=rf"scales\.quick\.tables\.1\.{told}"):
+            Suite(changed)
 
 
 def test_equal_runs_of_several_tables_are_one_run():
@@ -157,13 +131,6 @@ def test_equal_runs_of_several_tables_are_one_run():
     assert plan.run(low, 2).cells == ("1/A/low", "2/A/low")
     assert plan.run(low, 2).config.seed == 2
     assert all(key == run.id == run_id(run.config) for key, run in plan.runs.items())
-
-
-def test_seeds_and_runtime_of_a_plan():
-    plan = Suite(spec()).plan("paper", seeds=[5], runtime=Runtime(devices=3))
-    assert plan.seeds == (5,) and {run.config.seed for run in plan.runs.values()} == {5}
-    assert {run.config.runtime.devices for run in plan.runs.values()} == {3}
-    assert set(plan.runs) == set(Suite(spec()).plan("paper", seeds=[5]).runs)
 
 
 def test_runs_go_seed_by_seed_in_the_order_that_was_asked_for():
@@ -259,15 +226,8 @@ scales: {quick: {seeds: [7, 8]}}
     for text, message in (
         ("extends: own.yaml\npaper: own", "it extends itself"),
         ("extends: toy.yaml\n", "give it a name of its own under `paper:`"),
-        (
-            "extends: toy.yaml\npaper: own\ntables: {3: {rows: []}}",
-            "tables.3.title is missing",
-        ),
+        ("extends: toy.yaml\npaper: own\ntables: {3: {rows: []}}", "tables.3.title is missing"),
         ("extends: toi\npaper: own", "unknown paper 'toi'"),
-        (
-            "extends: toy.yaml\npaper: own\ntables: {1: {rows: 5}}",
-            r"own\.yaml: tables\.1\.rows: input should be a valid list",
-        ),
         ("extends: toy.yaml\npaper: own\ntables: {1: {rows: low}}", "rows: input should be a valid list"),
     ):
         (tmp_path / "own.yaml").write_text(text)

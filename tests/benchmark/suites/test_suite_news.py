@@ -48,15 +48,6 @@ def test_labels_are_those_of_the_common_settings() -> None:
     assert load("common").spec.labels.items() <= own.items()
 
 
-def test_seeds_and_data() -> None:
-    papers = load("news")
-    assert papers.ranked and papers.plan("board").seeds == tuple(range(20))
-    for run in papers.plan("board").runs.values():
-        data = run.config.data.init_args
-        assert (data["texts"], data["encoder"], data["strong"]) == ("listed", "minilm", "words")
-        assert data["pipeline"] == "feature_copies" and run.config.model == "mlp"
-
-
 @pytest.mark.parametrize(
     ("name", "engine"), [*((name, "reference") for name in ROWS), *((name, "slots") for name in FIRST)]
 )

@@ -11,32 +11,10 @@ from benchmark.launch.run import fit
 from benchmark.registry import build
 from benchmark.runs.records import read_record
 from benchmark.suites import suite
-from methods import models
 from papers import load
 
 DIGESTS = Path(__file__).parents[2] / "golden" / "suites.json"
 """Of the ids of all runs with seed 0, by suite and scale."""
-
-
-@pytest.mark.parametrize("paper", ["cbafed", "fl2", "feddb", "feddure"])
-def test_scale_small_uses_the_paper_s_data_and_says_that_it_is_not_the_protocol(paper):
-    """Real data sets, another network (and its input size) or fewer rounds, no comparison with published values."""
-    papers = load(paper)
-    scale, plan = papers.scale("small"), papers.plan("small", seeds=[0])
-    assert "not the paper's protocol" in scale.note and not scale.compare
-    assert not {run.config.data.name for run in plan.runs.values()} & {"digits"}
-    networks = {}
-    for row in papers.rows:
-        if row.full_name in plan.of_row:
-            ours, theirs = papers.run(row, "small").config, papers.run(row, "paper").config
-            if not row.dataset.startswith("AGNews"):
-                mine, its = ({**c.data.init_args, "side": None, "zoom": None} for c in (ours, theirs))
-                assert (ours.data.class_path, mine) == (theirs.data.class_path, its)
-                assert (ours.model, ours.model_args, ours.rounds) != (theirs.model, theirs.model_args, theirs.rounds)
-            shape = {"in_features": 8} if ours.model == "linear" else {}
-            networks[ours.model, str(ours.model_args)] = {**shape, **ours.model_args}
-    for (name, _), arguments in networks.items():
-        models.build(name, 10, **arguments)
 
 
 @pytest.mark.parametrize("paper", suite.available())

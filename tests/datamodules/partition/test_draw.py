@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from datamodules.common.errors import ConfigError
-from datamodules.partition.draw import balanced_holdout, labelled_holdout, shares, stream_seed, validation_images
+from datamodules.partition.draw import Draw, balanced_holdout, labelled_holdout, shares, stream_seed, validation_images
 from datamodules.partition.partition import unlabelled_sets
-from datamodules.partition.scenarios import Draw
 from datamodules.partition.split import labelled_pool, pairs
 from federations import SCENARIOS, make_data
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from federations import contract_federation, rounds_until, site_of
-from methods.base import Visit
+from federations import contract_federation, site_of
 from methods.client_fixmatch import ClientFixMatch
 from methods.models.backbone import Backbone, LinearHead
 
@@ -61,15 +60,3 @@ def test_views_share_statistics_and_the_received_model_keeps_its_own() -> None:
     assert torch.equal(method.received_predicts(views["weak"]), before)
     assert method.received.norm.running_mean.tolist() == [0.5] * 4
     assert not torch.equal(method.model.norm.running_mean, method.received.norm.running_mean)
-
-
-def test_every_visit_rests_on_what_it_received() -> None:
-    """The second round's copy is the first round's mean; a client keeps none."""
-    run = contract_federation("client_fixmatch")
-    rounds_until(run, 1)
-    site = site_of(run, Visit(round=1))
-    run.method.local_work(site)
-    run.method.on_train_start()
-    for name, value in run.method.received.state_dict().items():
-        assert torch.equal(value, run.server[f"model.{name}"])
-    assert all(not state.tensors for state in run.clients.values())
