@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmark.config import from_dict
 from benchmark.registry import KINDS, ClassSpec, build, find_class, own_names, parameters
 from benchmark.suites import suite
 from datamodules.common.errors import ConfigError
@@ -70,9 +71,8 @@ def rows_that_set(slot: str) -> set[tuple[type, str]]:
         for scale, spec in loaded.spec.scales.items():
             for row in (row for row in loaded.rows if not row.minus and not row.pending):
                 for last in (None, spec.tuning):
-                    given = loaded.values(row, scale, last=last)[slot]
-                    cls = named(given["class_path"])
-                    args = given["init_args"].items()
+                    given = getattr(from_dict(loaded.values(row, scale, last=last)), slot)
+                    cls, args = named(given.class_path), given.init_args.items()
                     users |= {(origin(cls, name), name) for name, value in args if value != default(cls, name)}
     return users
 

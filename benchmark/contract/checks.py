@@ -26,7 +26,7 @@ from benchmark.contract.federations import Method, Subject
 MODULES = (isolation, runs)
 PREFIX = "check_"
 Check = Callable[[Method], None]
-subject_of: Callable[[Method], Subject] = cache(Subject)
+subject_of = cache(Subject)
 
 
 def of_method(check: Callable[[Subject], None]) -> Check:

@@ -23,7 +23,7 @@ from datamodules.io.sources import Arrays
 from methods import models
 from methods.base import FedMethod, Visit
 
-Method = str | type[FedMethod]
+Method = Any
 """A method: its name, its dotted path or its class."""
 Row = dict[str, Any]
 

@@ -7,7 +7,7 @@ import random
 import re
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -23,10 +23,11 @@ from torch.utils._pytree import tree_leaves
 
 from benchmark.contract.attributes import same
 from benchmark.contract.federations import Subject, by_place, different, require_equal, rounds_until, some_visits
+from benchmark.federation import engine, fit
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from datamodules.base import FSSLDataModule, SiteData
-from datamodules.common.streams import derive_seed
+from datamodules.common import streams
 from datamodules.partition.sites import true_labels
 from methods.base import Batch, FedMethod, Visit
 
@@ -147,8 +148,8 @@ def check_nothing_unregistered_survives_a_visit(subject: Subject) -> None:
 
 def all_of(federation: Federation, visit: Visit) -> dict[str, Tensor]:
     """Everything that comes of a visit, by name: what is uploaded, kept, and logged."""
-    engine = federation.engine
-    result, state = engine.run_visit(visit, engine.send(visit, federation.server), federation.clients.get(visit.client))
+    run, kept = federation.engine, federation.clients.get(visit.client)
+    result, state = run.run_visit(visit, run.send(visit, federation.server), kept)
     upload = result.upload
     sent = () if upload is None else (upload.tensors, upload.stats, upload.weight)
     return by_place({"kept": (state.tensors, state.optimizers), "uploaded": sent, "logged": result.sums})
@@ -163,7 +164,10 @@ def check_names_of_clients_do_not_matter(subject: Subject) -> None:
         client, other = visit.client, (visit.client + 1) % len(sites)
         found, neighbour = all_of(federation, visit), sites[other]
         sites[other] = sites[client]
-        with patch("datamodules.common.streams.derive_seed", as_client(client, other)):
+        former_seed = as_client(client, other)
+        with ExitStack() as stack:
+            for module in (engine, fit, streams):  # each has it by name
+                stack.enter_context(patch.object(module, "derive_seed", former_seed))
             notes = different(all_of(federation, replace(visit, client=other)), found)
         sites[other] = neighbour
         require_equal(
@@ -173,12 +177,13 @@ def check_names_of_clients_do_not_matter(subject: Subject) -> None:
 
 def as_client(former: int, later: int) -> Callable[..., int]:
     """``derive_seed`` that takes a later id, in ``where`` or at the end of the purpose, for the former one."""
+    derive = streams.derive_seed
 
     def derived(seed: int, purpose: str, *where: int) -> int:
         purpose = re.sub(f"client {later}$", f"client {former}", purpose)
         if len(where) == 3 and where[1] == later:  # round, client, repeat
             where = where[0], former, where[2]
-        return derive_seed(seed, purpose, *where)
+        return derive(seed, purpose, *where)
 
     return derived
 
