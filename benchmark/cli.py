@@ -11,19 +11,7 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from benchmark.commands import (
-    admit,
-    describe,
-    enter,
-    fit,
-    names,
-    plot,
-    records,
-    status,
-    table,
-    tune,
-    verify,
-)
+from benchmark.commands import admit, describe, enter, fit, names, plot, records, status, table, tune, verify
 from benchmark.commands.common import MAPPINGS, same_command
 from benchmark.launch.launchers import check_left_over
 from benchmark.launch.signals import STOPPED, stoppable

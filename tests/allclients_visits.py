@@ -54,7 +54,7 @@ def visits(method: FedMethod, case: dict[str, Any]) -> Iterator[tuple[dict[str, 
         method.train()
         sums_of(method)
         fit = Fit(method, states, given["epochs"])
-        for _ in fit.run(given["epochs"], lambda _, batches=batches: batches):
+        for _ in fit.run(lambda _, batches=batches: batches):
             pass
         states = kept_states(method, fit.optimizers)
         names = {parameter: name for name, parameter in method.named_parameters()}

@@ -17,6 +17,7 @@ def made(number, clients=(0,)):
         "round": number,
         "w": torch.full((1000,), float(number)),
         "nested": {"a": [(number, torch.tensor(number))]},
+        "changed": {"clients": dict(enumerate(clients))},
         "clients": {c: ({"own": torch.full((10,), float(last))}, [[{"step": last}]]) for c, last in enumerate(clients)},
         "memory": {7: {}},
     }

@@ -13,56 +13,24 @@ from benchmark.contract.federations import (
     SCENARIOS,
     SIDE,
     FewerDigits,
+    Subject,
     brief,
     class_of,
-    contract_federation,
     different,
     half_trained,
     make_data,
     make_federation,
     make_method,
-    options_for,
     plain_fabric,
     rounds_until,
 )
 from benchmark.federation.loop import Federation
 from benchmark.federation.site import ClientState, LocalSite, VisitResult
 from benchmark.registry import parameters
-from datamodules.base import Scenario
+from datamodules.base import FSSLDataModule, Scenario
+from datamodules.digits import Digits
 from few_digits import FewDigits
 from methods.base import FedMethod, Pass, Stream, Tally, Visit
-
-__all__ = [
-    "NUM_CLIENTS",
-    "SCENARIOS",
-    "FewDigits",
-    "Supervised",
-    "Unaugmented",
-    "contract_federation",
-    "different",
-    "few_data",
-    "few_federation",
-    "few_in",
-    "fewest_data",
-    "fit_on",
-    "half_trained",
-    "images",
-    "make_data",
-    "make_federation",
-    "make_method",
-    "plain_fabric",
-    "rounds_until",
-    "run_rows",
-    "same_server",
-    "same_tensors",
-    "site_of",
-    "small_contract",
-    "sums_of",
-    "tiny_federation",
-    "trained",
-    "visited",
-]
-
 
 FEWEST_LABELS = {"server": {"num_labels": 20}, "all_clients": {"num_labels": 40}}
 """Numbers of labels among ``FewestDigits``, by scenario."""
@@ -74,35 +42,33 @@ class FewestDigits(FewerDigits):
     kept = (96, 30)
 
 
-def few_data(clients: int, labelled: int | None = None, **args: Any) -> FewDigits:
+def few_data(clients: int, labelled: int | None = None, kind: type[Digits] = FewDigits, **args: Any) -> Digits:
     """Set up ``FewDigits`` with clients of which ``labelled`` (default: all) hold labels."""
-    data = FewDigits(
-        **{"num_clients": clients, "labelled_clients": labelled or clients, "partition": "iid", "side": SIDE, **args}
-    )
+    counts = {"num_clients": clients, "labelled_clients": labelled or clients}
+    data = kind(**{**counts, "partition": "iid", "side": SIDE, **args})
     data.setup()
     return data
 
 
-def few_in(scenario: Scenario, **args: Any) -> FewDigits:
+def fewest_data(clients: int, labelled: int | None = None, **args: Any) -> Digits:
+    """Set up ``FewestDigits``, in images of 16 pixels."""
+    return few_data(clients, labelled, FewestDigits, **{"side": 16, **args})
+
+
+def few_in(scenario: Scenario, **args: Any) -> Digits:
     """Set up ``FewDigits`` in a scenario, with the contract's options of it."""
     return few_data(NUM_CLIENTS, **{"scenario": scenario, **SCENARIOS[scenario], **args})
 
 
-def fewest_data(clients: int, labelled: int | None = None, **args: Any) -> FewestDigits:
-    """Set up ``FewestDigits``, in images of 16 pixels, where clients hold labels as in ``few_data``."""
-    data = FewestDigits(
-        **{"num_clients": clients, "labelled_clients": labelled or clients, "partition": "iid", "side": 16, **args}
-    )
-    data.setup()
-    return data
+def contract_federation(method: str | type, data: FSSLDataModule | None = None, **args: Any) -> Federation:
+    """The federation that the contract's checks run."""
+    return Subject(method).federation(data, **args)
 
 
-def fewest_for(method: FedMethod) -> FewestDigits:
+def fewest_for(method: str | type) -> Digits:
     """Set up ``FewestDigits`` in the scenario that a method is made for, with its own ``contract_data``."""
-    options = {**options_for(method), **FEWEST_LABELS.get(method.scenario, {}), **method.contract_data}
-    data = FewestDigits(**{"scenario": method.scenario, "partition": "iid", **options})
-    data.setup()
-    return data
+    cls = class_of(method)
+    return Subject(cls, FewestDigits).data(**{**FEWEST_LABELS.get(cls.scenario, {}), **cls.contract_data})
 
 
 def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: Any) -> Federation:
@@ -116,17 +82,17 @@ def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: 
     fabric = fabric or plain_fabric()
     smaller = {"batch_size": 8} if "batch_size" in parameters(class_of(method)) else {}
     made = make_method(method, weights=half_trained(), **(brief(method) | smaller))
-    data = fewest_for(made)
+    data = fewest_for(method)
     data.place(fabric.device, torch.float32)
     return Federation(made, data, data.roster(0), fabric, rounds=2, seed=0, **engine)
 
 
 def small_contract(method: str | type, rounds: int = 2, **args: Any) -> Federation:
     """The contract's half-trained federation on ``FewestDigits``, in batches of 4 and, where images come apart, 8."""
-    made = make_method(method, **brief(method))
-    data = fewest_for(made)
-    sizes = {name: size for name, size in (("batch_size", 4), ("unlabelled_bs", 8)) if name in made.hparams}
-    return contract_federation(method, data, **{"rounds": rounds, "average_last": 0, **sizes, **args})
+    known, sizes = parameters(class_of(method)), {"batch_size": 4, "unlabelled_bs": 8}
+    smaller = {name: size for name, size in sizes.items() if name in known}
+    given = {"rounds": rounds, "average_last": 0, **smaller, **args}
+    return contract_federation(method, fewest_for(method), **given)
 
 
 class Supervised(FedMethod):
@@ -189,7 +155,7 @@ def same_server(a: Federation, b: Federation) -> bool:
 def site_of(federation: Federation, visit: Visit | None = None) -> LocalSite:
     """Return the site of a client's visit; default: client 0 in round 0."""
     data = federation.data.client(visit.client if visit else 0)
-    return LocalSite(federation.method, federation.engine.context, data, visit or Visit(size=data.size), [])
+    return federation.engine.seats[0].attach(visit or Visit(size=data.size), data, [])
 
 
 def sums_of(method: FedMethod) -> Tally:

@@ -18,10 +18,9 @@ import torch
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmark.contract.federations import contract_federation
 from benchmark.federation import REVISION
 from benchmark.registry import KINDS, find_class, own_names, path_of
-from federations import few_in
+from federations import contract_federation, few_in
 from methods import ablations
 from methods.base import FedMethod
 

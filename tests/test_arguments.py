@@ -36,15 +36,12 @@ BY_USERS = {
 }
 """Arguments of data modules that no suite here sets, and why somebody else does."""
 
-KINDS_OF_TUNING = {"threshold", "epochs", "momentum", "temperature"}
 NOT_IN_A_ROW = {"method": TUNED, "data": BY_USERS}
-CLASSES = [(slot, name) for slot in NOT_IN_A_ROW for name in own_names(KINDS[slot])]
 
 
-def arguments(slot: str, name: str) -> list[str]:
+def arguments(slot: str, cls: type) -> list[str]:
     """What a configuration may give to a class, the arguments of its bases included."""
-    kind = KINDS[slot]
-    return [argument for argument in parameters(find_class(name, kind)) if argument not in kind.supplied]
+    return [argument for argument in parameters(cls) if argument not in KINDS[slot].supplied]
 
 
 @cache
@@ -61,55 +58,37 @@ def default(cls: type, argument: str) -> Any:
     return next(known[argument].default for known in signatures if argument in known)
 
 
-@cache
-def rows_that_set(slot: str) -> dict[tuple[type, str], str]:
-    """The first row that gives an argument another value than its default, by where the argument comes from.
+def rows_that_set(slot: str) -> set[tuple[type, str]]:
+    """Arguments to which some row gives another value than its default, each with the base that it comes from.
 
     Rows of all suites at all scales count, with what their tuning sets; a row of an ablation is one of its bases, too.
     """
-    users: dict[tuple[type, str], str] = {}
+    users: set[tuple[type, str]] = set()
     named = cache(lambda path: find_class(path, KINDS[slot]))
     for paper in suite.available():
         loaded = load(paper)
-        for scale, spec in loaded.spec["scales"].items():
+        for scale, spec in loaded.spec.scales.items():
             for row in (row for row in loaded.rows if not row.minus and not row.pending):
-                for last in [None, spec["tuning"]] if "tuning" in spec else [None]:
+                for last in (None, spec.tuning):
                     given = loaded.values(row, scale, last=last)[slot]
                     cls = named(given["class_path"])
-                    for name, value in given["init_args"].items():
-                        if value != default(cls, name):
-                            users.setdefault((origin(cls, name), name), f"{paper}, {scale}: {row.name}")
+                    args = given["init_args"].items()
+                    users |= {(origin(cls, name), name) for name, value in args if value != default(cls, name)}
     return users
 
 
-def by_rows(slot: str, name: str) -> dict[str, str | None]:
-    """Each argument of a class with a row that sets it; ``None``: there is none."""
-    cls = find_class(name, KINDS[slot])
-    return {argument: rows_that_set(slot).get((origin(cls, argument), argument)) for argument in arguments(slot, name)}
-
-
-@pytest.mark.parametrize(("slot", "name"), CLASSES)
-def test_every_argument_has_a_user(slot: str, name: str) -> None:
-    """An argument that nobody sets goes, or a row of a suite sets it (a conflict of paper and code has such a row)."""
-    users = {argument: row or NOT_IN_A_ROW[slot].get(argument) for argument, row in by_rows(slot, name).items()}
-    listed = "\n".join(f"  {argument}: {who or 'NOBODY'}" for argument, who in users.items())
-    nobody = {argument for argument, who in users.items() if who is None}
-    assert not nobody, f"{name}: {', '.join(sorted(nobody))} are set by nobody\n{listed}"
-
-
 @pytest.mark.parametrize("slot", NOT_IN_A_ROW)
-def test_only_what_no_row_sets_is_listed_by_hand(slot: str) -> None:
-    """Where an argument of some class is in no row, the lists above say who sets it; they name no other one."""
-    rows = [by_rows(slot, name) for kind, name in CLASSES if kind == slot]
-    assert set(NOT_IN_A_ROW[slot]) == {argument for found in rows for argument, row in found.items() if row is None}
-
-
-def test_what_is_tuned_is_of_a_kind_that_people_tune() -> None:
-    """No switch is among them."""
-    assert {why.partition(":")[0] for why in TUNED.values()} == KINDS_OF_TUNING
-    classes = [find_class(name, KINDS["method"]) for name in own_names(KINDS["method"])]
-    defaults = [default(cls, name) for cls in classes for name in TUNED if name in parameters(cls)]
-    assert not [value for value in defaults if isinstance(value, bool)]
+def test_every_argument_has_a_user(slot: str) -> None:
+    """A row of a suite sets it (a conflict of paper and code has such a row), or the lists above say who does."""
+    rows, kind = rows_that_set(slot), KINDS[slot]
+    classes = [find_class(name, kind) for name in own_names(kind)]
+    nobody = {
+        argument
+        for cls in classes
+        for argument in arguments(slot, cls)
+        if (origin(cls, argument), argument) not in rows
+    }
+    assert nobody == set(NOT_IN_A_ROW[slot])
 
 
 def test_a_network_without_features_is_told_what_to_be() -> None:

@@ -115,7 +115,7 @@ HOOKS = {
     "SelectsFlat": "SelectsFlat.select_clients, round 0: TypeError: ",
     "SelectsUnknown": "there is no client 77",
     "SendsUnknown": "'teacher'",
-    "SendsShape": "shape [1] for 'model.conv1.weight'",
+    "SendsShape": "the value has [1]",
     "UploadDict": "UploadDict, client 0 (83 images), round 0: AttributeError: 'dict' ",
     "UploadLacks": "make_upload leaves out 'model.conv1.weight'",
     "UploadWeight": "make_upload gives the weight -1.0",

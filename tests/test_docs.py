@@ -139,13 +139,6 @@ def test_pages_link_to_one_another_and_to_nothing_that_is_missing(site: Path) ->
             assert not anchor or target not in names or anchor in names[target], (page, link)
 
 
-def test_make_builds_the_same_site() -> None:
-    """``make docs`` runs the command of the test above, and the notebooks."""
-    command = ["env", "-u", "MAKEFLAGS", "-u", "ARGS", "make", "-n", "--no-print-directory", "docs"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.rstrip().endswith("-m sphinx -c docs --fail-on-warning --keep-going  . build/docs")
-
-
 def test_the_first_page_leads_to_the_site(site: Path) -> None:
     """``index.html`` sends on to the landing page."""
     (target,) = re.findall(r"url=(\S+)\"", (site / "index.html").read_text(encoding="utf-8"))

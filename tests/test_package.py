@@ -121,18 +121,6 @@ def test_citation_and_licence_say_what_the_package_says() -> None:
     assert "Version 2.0, January 2004" in (ROOT / "LICENSE").read_text(encoding="utf-8")
 
 
-def test_continuous_integration_runs_our_checks() -> None:
-    """On every Python that the project names, with the oldest versions that it names, and with what comes next."""
-    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]
-    runs = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
-    assert runs["checks"] == [".ci/run"] and runs["versions"] == [".ci/versions ${{ matrix.versions }}"]
-    named = {text.rpartition(" ")[2] for text in PROJECT["classifiers"] if "Python :: 3." in text}
-    assert set(jobs["checks"]["strategy"]["matrix"]["python"]) == named and min(named) in PROJECT["requires-python"]
-    script = (ROOT / ".ci/versions").read_text(encoding="utf-8")
-    assert all(f"\n  {what})" in script for what in jobs["versions"]["strategy"]["matrix"]["versions"])
-    assert all(os.access(ROOT / ".ci" / name, os.X_OK) for name in ("run", "versions", "oldest"))
-
-
 def test_the_oldest_versions_are_those_of_the_project() -> None:
     """Each requirement has a lower bound, and the constraints for pip are these."""
     done = subprocess.run([sys.executable, ROOT / ".ci/oldest"], capture_output=True, text=True, check=True)
@@ -143,15 +131,3 @@ def test_the_oldest_versions_are_those_of_the_project() -> None:
     for text in asked:
         requirement = Requirement(text)
         assert found[requirement.name] in requirement.specifier, text
-
-
-def test_the_image_is_made_as_the_readme_says() -> None:
-    """torch and torchvision come from one index, in the same step, and the image ends in the README's two commands."""
-    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
-    steps = [line.partition(" ")[::2] for line in text.splitlines() if line[:1].isupper()]
-    (pip,) = [" ".join(value.split()) for name, value in steps if name == "RUN" and "pip install" in value]
-    assert pip.endswith("torch torchvision --index-url https://download.pytorch.org/whl/cpu")
-    order = [value for name, value in steps if value == "make install" or name == "CMD"]
-    assert order == ["make install", '["make", "bench-table1", "TABLES=1"]']
-    copied = [name for kind, value in steps if kind == "COPY" for name in value.split()[:-1]]
-    assert all((ROOT / name).exists() for name in copied)

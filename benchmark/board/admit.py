@@ -3,7 +3,7 @@
 It runs only bounds, with separate seeds and the rates of their papers. Methods are not considered.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan, sqrt
 from pathlib import Path
@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from benchmark.board.tune import is_done
-from benchmark.config import Run, Runtime, apply, from_dict
+from benchmark.config import Run, Runtime, from_dict
 from benchmark.launch import pool
 from benchmark.report.frame import rounds_of
 from benchmark.report.statistics import late_rise
@@ -30,9 +30,6 @@ RISE = 1.0
 PREMISE = 3.0
 """Minimum gain from unlabelled data in centralised training, in points."""
 
-Runs = dict[str, list[Run]]
-"""The runs of a setting's reference, bound and two central rows by label; one per seed."""
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -44,7 +41,7 @@ class Candidate:
         bound: label of the bound that uses all labels.
         supervised: label of the central row that trains on labelled data only.
         semi_supervised: label of the central row that also uses the unlabelled data.
-        runs: runs needed for admission.
+        runs: runs needed for admission by these four labels, one per seed.
     """
 
     name: str
@@ -52,40 +49,40 @@ class Candidate:
     bound: str
     supervised: str
     semi_supervised: str
-    runs: Runs
+    runs: Mapping[str, Sequence[Run]]
 
 
 def candidates(suite: Suite, scale: str, runtime: Runtime) -> list[Candidate]:
     """Return the settings of a scale: its tables with a reference, on each of their data sets.
 
     The scale's entry ``admission`` gives the ``seeds`` and, under ``central``, two ``labels`` (supervised and
-    semi-supervised), the options that put all data in one place, and their differences by table. The first of a table's
-    bounds is the one that uses all labels.
+    semi-supervised) and the layers of options that put all data in one place. The first of a table's bounds is the one
+    that uses all labels.
 
     Raises:
         ConfigError: the scale has no such entry, or a table with a reference has no bound.
     """
-    spec = suite.entry(scale, FOLDER, "admit")
-    central = spec["central"]
+    spec = suite.scale(scale).admission
+    if spec is None:
+        raise ConfigError(f"{suite.where}: scale {scale} has no entry `admission`, so there is nothing to admit")
+    supervised, semi_supervised = spec.central.labels
     own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
     found = []
     for table in filter(lambda table: table.reference, suite.tables):
         if not table.bounds:
             raise ConfigError(f"{suite.where}, table {table.number}: admission needs a row under `bounds`")
         reference, bound = table.reference, table.bounds[0]
-        supervised, semi_supervised = central["labels"]
-        at_table = central["tables"].get(table.number, {}).get("set", {})
         for dataset in dict.fromkeys(row.dataset for row in table.rows):
             name = f"{table.number}/{dataset}"
             known = {row.method: row for row in table.rows if row.dataset == dataset}
             values = {label: suite.values(known[label], scale, tuned=False) for label in (reference, bound)}
-            for label in central["labels"]:
+            for label in spec.central.labels:
                 row = Row(table.number, dataset, label, {}, {})
-                values[label] = apply(suite.values(row, scale, tuned=False, last=central), at_table)
-            runs: Runs = {}
+                values[label] = suite.values(row, scale, tuned=False, last=spec.central)
+            runs = {}
             for label, of_label in values.items():
                 first = Run.of(from_dict(of_label), f"admit {name}/{label}")
-                runs[label] = [first.replace(seed=seed, runtime=own) for seed in spec["seeds"]]
+                runs[label] = [first.replace(seed=seed, runtime=own) for seed in spec.seeds]
             found.append(Candidate(name, reference, bound, supervised, semi_supervised, runs))
     return found
 

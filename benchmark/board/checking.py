@@ -141,7 +141,7 @@ def unfair(suite: Suite, row: Row, run: Run) -> list[str]:
 def _is_tuned(place: Place) -> bool:
     """Whether the rules of today choose the row's rates."""
     (table,) = [one for one in place.suite.tables if one.number == place.row.table]
-    return place.suite.scale(place.scale).get(tune.FOLDER) is not None and not table.untuned
+    return place.suite.scale(place.scale).tuning is not None and not table.untuned
 
 
 def _no_row(record: Record, known: Sequence[Place]) -> str:

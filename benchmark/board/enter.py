@@ -40,7 +40,7 @@ def enter(
     ranked = [one.number for one in board.tables if one.reference]
     if table not in ranked:
         raise ConfigError(f"--table {table}: {board.where} compares rows in {', '.join(ranked) or 'no table'}")
-    if label in board.spec["labels"]:
+    if label in board.spec.labels:
         raise ConfigError(f"{board.where} has a row {label} already: give the class of the method another name")
     spec = {
         "paper": f"{board.paper}-{label}",

@@ -18,6 +18,7 @@ from benchmark.runs.code_identity import by_other_code, revision
 from benchmark.runs.records import READING, code_versions, read_record
 from benchmark.runs.states import state
 from benchmark.suites.plan import Row
+from benchmark.suites.schema import Tuning
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 
@@ -39,36 +40,48 @@ class Trial:
         power: of ``STEP``, by which its rates are multiplied; 0 leaves the paper's.
         options: the resulting rates, e.g. ``{"method.lr": 0.03}``.
         runs: the runs that score it, one per seed.
+        accuracy: mean held-out accuracy of its runs in percent, once they are complete.
+        held_out: their total number of held-out examples.
     """
 
     row: Row
     power: int
     options: Mapping[str, float]
     runs: tuple[Run, ...]
+    accuracy: float = 0.0
+    held_out: int = 0
 
 
-Scored = tuple[Trial, tuple[float, int]]
-"""A trial, its runs' mean held-out accuracy in percent, and their total number of held-out examples."""
+def rule(suite: Suite, scale: str) -> Tuning:
+    """The entry ``tuning`` of a scale.
+
+    Raises:
+        ConfigError: the scale has none.
+    """
+    found = suite.scale(scale).tuning
+    if found is None:
+        raise ConfigError(f"{suite.where}: scale {scale} has no entry `tuning`, so there is nothing to tune")
+    return found
 
 
 def trial(suite: Suite, scale: str, row: Row, power: int, runtime: Runtime) -> Trial:
     """Return a trial of a row, as the entry ``tuning`` of the suite's scale has it.
 
-    The entry has ``rates`` (names of options to multiply, if the method has them), ``seeds``, and a layer of options
-    (``set``, ``methods``, ``datasets``) on top, which holds out examples.
+    The entry has ``rates`` (names of options to multiply, if the method has them), ``seeds``, and layers of options
+    on top, which hold out examples.
 
     Raises:
         ConfigError: the scale has no such entry, the row has no learning rate to multiply, or nothing is held out, so
             that test examples would be used.
     """
-    spec = suite.entry(scale, FOLDER, "tune")
-    values = suite.values(row, scale, tuned=False, last=spec)
+    tuning = rule(suite, scale)
+    values = suite.values(row, scale, tuned=False, last=tuning)
     config = Run.of(from_dict(values)).config
     arguments = {f"method.{name}": value for name, value in config.method.init_args.items()}
-    rates = {name: arguments[name] for name in spec["rates"] if arguments.get(name) is not None}
+    rates = {name: arguments[name] for name in tuning.rates if arguments.get(name) is not None}
     if not rates:
         raise ConfigError(
-            f"{suite.where}, {row.name}: none of {', '.join(spec['rates'])} has a value to start from; set one "
+            f"{suite.where}, {row.name}: none of {', '.join(tuning.rates)} has a value to start from; set one "
             f"in scale {scale}"
         )
     if not any(config.data.init_args.get(name) for name in HOLDOUTS):
@@ -79,38 +92,40 @@ def trial(suite: Suite, scale: str, row: Row, power: int, runtime: Runtime) -> T
     options = {name: float(f"{rate * STEP**power:.2g}") for name, rate in rates.items()}
     own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
     tried = Run.of(from_dict(apply(values, options)), f"tune {row.name} x {STEP**power:.3g}")
-    return Trial(row, power, options, tuple(tried.replace(seed=seed, runtime=own) for seed in spec["seeds"]))
+    return Trial(row, power, options, tuple(tried.replace(seed=seed, runtime=own) for seed in tuning.seeds))
 
 
-def further(scored: Sequence[Scored]) -> int | None:
+def further(scored: Sequence[Trial]) -> int | None:
     """Return the next power: one beyond the lowest or highest, if that is the best or ``tied`` with it.
 
     If both are, it is beyond the better of them, and beyond the highest if they are equally good. ``None`` if the best
     and its ties have a neighbour on both sides.
     """
-    best = {one.power: score for one, (score, _) in tied(scored)}
-    lowest, highest = min(one.power for one, _ in scored), max(one.power for one, _ in scored)
-    ends = [end for end in (highest, lowest) if end in best]
+    powers = [one.power for one in scored]
+    ends = [one for one in tied(scored) if one.power in (min(powers), max(powers))]
     if not ends:
         return None
-    end = max(ends, key=lambda power: best[power])
-    return end + 1 if end == highest else end - 1
+    end = max(ends, key=lambda one: (one.accuracy, one.power)).power
+    return end + 1 if end == max(powers) else end - 1
 
 
 def asked(
     suite: Suite, scale: str, row: Row, runtime: Runtime, kept: Mapping[str, Any]
-) -> tuple[list[Scored], list[Trial]]:
+) -> tuple[list[Trial], list[Trial]]:
     """Return a row's trials with scores, by their power, and those that the rule asks for next; none if it has ended.
 
     Both follow from what is ``kept`` of the row's trials (``all_kept``), so that tuning continues where it was left.
     """
     planned = [trial(suite, scale, row, power, runtime) for power in FIRST]
     while True:
-        missing = [one for one in planned if any(score_of(run, kept) is None for run in one.runs)]
-        known = []
-        for one in sorted((one for one in planned if one not in missing), key=lambda one: one.power):
+        known, missing = [], []
+        for one in sorted(planned, key=lambda one: one.power):
             scores = [score for run in one.runs if (score := score_of(run, kept))]
-            known.append((one, (fmean(score for score, _ in scores), sum(number for _, number in scores))))
+            if len(scores) < len(one.runs):
+                missing.append(one)
+            else:
+                accuracy, held_out = fmean(acc for acc, _ in scores), sum(number for _, number in scores)
+                known.append(replace(one, accuracy=accuracy, held_out=held_out))
         beyond = None if missing else further(known)
         if beyond is None or len(planned) == MOST:
             return known, missing
@@ -134,20 +149,19 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     untuned = [table.number for table in suite.tables if table.untuned]
     going = [row for row in rows if row.table not in untuned]
     made: dict[str, dict[str, Any]] = {}
-    without: list[tuple[Trial, Run]] = []
+    without: list[Run] = []
     while going:
         kept = all_kept(suite, scale, going)
         steps = {row.full_name: asked(suite, scale, row, runtime, kept[row.full_name]) for row in going}
         ended = {name: choice(known) for name, (known, missing) in steps.items() if not missing}
         made |= ended
         suite.tuned.add(scale, {name: one | {"trials": kept[name]} for name, one in ended.items()})
-        planned = [one for _, missing in steps.values() for one in missing]
-        lost = _run(suite, scale, planned, kept, jobs)
-        without += lost
+        lost = _run(suite, scale, [one for _, missing in steps.values() for one in missing], kept, jobs)
+        without += [run for _, run in lost]
         failed = {one.row.full_name for one, _ in lost}
         going = [row for row in going if row.full_name not in ended.keys() | failed]
     if without:
-        named = ", ".join(f"{run.cells[0]} ({run.folder}: {state(run.folder)})" for _, run in without)
+        named = ", ".join(f"{run.cells[0]} ({run.folder}: {state(run.folder)})" for run in without)
         raise RunError(
             f"no score of {named}: nothing is chosen for these rows. Fix what failed, wait for what others run, and "
             "run tune again"
@@ -226,7 +240,7 @@ def score_of(run: Run, kept: Mapping[str, Any]) -> tuple[float, int] | None:
     return entry["accuracy"], entry["held_out"]
 
 
-def choice(scored: Sequence[Scored]) -> dict[str, Any]:
+def choice(scored: Sequence[Trial]) -> dict[str, Any]:
     """Choose a trial: of those ``tied`` with the best, the one nearest to the paper's rates.
 
     Few examples make a noisy score, and noise is no reason to depart from the paper. Of two equally near trials the
@@ -236,12 +250,7 @@ def choice(scored: Sequence[Scored]) -> dict[str, Any]:
         The chosen ``options``; whether the best is ``interior``, and the ``reason`` if not; all that was ``tried``; and
         ``held_out_images``, ``margin``, ``seeds`` and ``rounds``.
     """
-
-    def preference(one: Scored) -> tuple[int, float, int]:
-        trial, (score, _) = one
-        return abs(trial.power), -score, trial.power
-
-    (chosen, (_, images)), *_ = sorted(tied(scored), key=preference)
+    chosen = min(tied(scored), key=lambda one: (abs(one.power), -one.accuracy, one.power))
     beyond = further(scored)
     end = "highest" if beyond is not None and beyond > 0 else "lowest"
     reason = {} if beyond is None else {"reason": f"the {end} of {len(scored)} values is the best or tied with it"}
@@ -249,24 +258,25 @@ def choice(scored: Sequence[Scored]) -> dict[str, Any]:
         "options": dict(chosen.options),
         "interior": beyond is None,
         **reason,
-        "tried": [{**trial.options, "held_out_accuracy": round(score, 2)} for trial, (score, _) in scored],
-        "held_out_images": images,
+        "tried": [{**one.options, "held_out_accuracy": round(one.accuracy, 2)} for one in scored],
+        "held_out_images": chosen.held_out,
         "margin": round(margin(scored), 2),
         "seeds": [run.config.seed for run in chosen.runs],
         "rounds": chosen.runs[0].config.rounds,
     }
 
 
-def margin(scored: Sequence[Scored]) -> float:
+def margin(scored: Sequence[Trial]) -> float:
     """Return one standard error of the highest accuracy, in points: sqrt(p (1 - p) / n) of its n held-out examples."""
-    score, images = max(found for _, found in scored)
-    return 100 * math.sqrt(score / 100 * (1 - score / 100) / images)
+    best = max(scored, key=lambda one: (one.accuracy, one.held_out))
+    share = best.accuracy / 100
+    return 100 * math.sqrt(share * (1 - share) / best.held_out)
 
 
-def tied(scored: Sequence[Scored]) -> list[Scored]:
+def tied(scored: Sequence[Trial]) -> list[Trial]:
     """Return the best trial, and those at most one standard error (``margin``) below it."""
-    least = max(score for _, (score, _) in scored) - margin(scored)
-    return [one for one in scored if one[1][0] >= least]
+    least = max(one.accuracy for one in scored) - margin(scored)
+    return [one for one in scored if one.accuracy >= least]
 
 
 def retraced(suite: Suite, scale: str, row: Row) -> tuple[dict[str, Any] | None, list[str], int]:
@@ -284,9 +294,8 @@ def retraced(suite: Suite, scale: str, row: Row) -> tuple[dict[str, Any] | None,
         for run in one.runs
         if score_of(run, kept) is None
     ]
-    of_rule = {run.id for one in [*missing, *(one for one, _ in known)] for run in one.runs}
-    seeds = len(suite.entry(scale, FOLDER, "tune")["seeds"])
-    tried = len(known) + len(missing) + math.ceil(len(kept.keys() - of_rule) / seeds)
+    of_rule = {run.id for one in [*missing, *known] for run in one.runs}
+    tried = len(known) + len(missing) + math.ceil(len(kept.keys() - of_rule) / len(rule(suite, scale).seeds))
     return (None if missing else choice(known)), lacking, tried
 
 

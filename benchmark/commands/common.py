@@ -11,7 +11,8 @@ from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.config import Run, Runtime
 from benchmark.registry import KINDS, find_class, path_of
-from benchmark.runs.console import printable
+from benchmark.runs.console import duration, printable
+from benchmark.runs.environment import gpu_name
 from benchmark.runs.records import Record
 from datamodules.common.errors import ConfigError
 
@@ -118,6 +119,32 @@ def check_startable(runs: Iterable[Run]) -> None:
 
     for run in {run.config.data.class_path: run for run in runs}.values():  # one for each data set
         check(run)
+
+
+def show_plan(runs: Sequence[Run], states: Mapping[str, str], jobs: int = 1) -> None:
+    """Print what is left of runs (``--dry-run``): rounds, and hours as far as records of the same rows here tell.
+
+    Args:
+        runs: those of one command, at least one.
+        states: state of each (``runs.states.state``), by run id.
+        jobs: number of runs at once.
+    """
+    from tabulate import tabulate
+
+    from benchmark.report.status import measured_here, parts, summary
+
+    runtime = runs[0].config.runtime
+    found = parts(runs, states, measured_here(Path(runtime.results_dir), gpu_name(runtime.accelerator)))
+    body = []
+    for part in found:
+        pace = "unknown" if part.per_round is None else f"{part.per_round:.3g}"
+        time = "unknown" if part.per_round is None else duration(part.seconds)
+        cells = printable(", ".join(dict.fromkeys(part.runs[0].cells)))
+        body.append([len(part.runs), f"{part.left:,}", pace, time, len(part.records), cells])
+    heads = ["runs", "rounds left", "s per round", "time", "records", "cells"]
+    print(tabulate(body, heads, tablefmt="plain", disable_numparse=True))
+    for line in summary(found, min(jobs, sum(states[run.id] != "complete" for run in runs))):
+        print(line)
 
 
 def tell_other_code(plan: "Plan", runs: Iterable[Run]) -> None:

@@ -6,17 +6,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import (
-    add_jobs_arguments,
-    add_seeds_argument,
-    add_suite_arguments,
-    discard,
-    forget_trials,
-    jobs_of,
-    numbers,
-    runtime_of,
-    tell_other_code,
-)
+from benchmark.commands import common
 from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import ConfigError, RunError
 
@@ -28,8 +18,8 @@ ABOUT = (
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
-    add_suite_arguments(parser)
-    add_seeds_argument(parser)
+    common.add_suite_arguments(parser)
+    common.add_seeds_argument(parser)
     parser.add_argument("--method", type=str, required=True, help="name or dotted path of the method")
     parser.add_argument("--table", type=str, required=True, help="the setting: a table of the suite")
     parser.add_argument(
@@ -37,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="delete what earlier trials and runs of the method in this setting have left, and run them again",
     )
-    add_jobs_arguments(parser)
+    common.add_jobs_arguments(parser)
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
@@ -50,27 +40,27 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     from benchmark.report import leaderboard
     from benchmark.report.settings import settings
 
-    runtime = runtime_of(options)
+    runtime = common.runtime_of(options)
     suite, own = enter(options.paper, options.table, options.method, dotted, options.scale, runtime)
-    jobs = jobs_of(options, runtime)
-    seeds = numbers(options.seeds, "--seeds")
+    jobs = common.jobs_of(options, runtime)
+    seeds = common.numbers(options.seeds, "--seeds")
 
     def folders(suite: Suite) -> list[Path]:
         runs = [suite.runs(row, options.scale, seeds, runtime=runtime) for row in own]
         return [one.folder for of_row in runs for one in of_row.values()]
 
     if options.overwrite:
-        forget_trials(suite, options.scale, own, runtime, folders(suite))
+        common.forget_trials(suite, options.scale, own, runtime, folders(suite))
     tune(suite, options.scale, own, runtime, jobs)
 
-    suite = load(str(suite.file))  # with what was chosen
+    suite = load(suite.where)  # with what was chosen
     plan = suite.plan(options.scale, seeds, runtime)
     tables = [table.number for table in suite.tables if options.table in (table.number, table.untuned)]
     wanted = suite.select(plan, tables)
     of_method = {name for row in own for name in plan.of_row[row.full_name].values()}
     if options.overwrite:
-        discard(folders(suite))  # an earlier choice may have been the new one
-    tell_other_code(plan, wanted)
+        common.discard(folders(suite))  # an earlier choice may have been the new one
+    common.tell_other_code(plan, wanted)
     missing = [
         one for one in wanted if plan.found[one.id].state != "complete" or (one.id in of_method and not is_done(one))
     ]
@@ -79,7 +69,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     for setting in settings(suite, plan):
         if setting.table.number == options.table:
             print(f"\n{leaderboard.standing(setting, own[0].method)}")
-    print(f"\nthe row is described by {suite.file}, what was tried by {suite.tuned.path(options.scale)}")
+    print(f"\nthe row is described by {suite.where}, what was tried by {suite.tuned.path(options.scale)}")
     if bad := [one for one in outcomes if one.status != "complete"]:
         raise RunError(f"{len(bad)} runs have no result, first {bad[0].run.cells[0]}: {bad[0].message}")
     return 0

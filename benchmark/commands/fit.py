@@ -11,13 +11,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import (
-    DOTTED,
-    MAPPINGS,
-    asked_help,
-    discard,
-    numbers,
-)
+from benchmark.commands.common import DOTTED, MAPPINGS, asked_help, discard, numbers, show_plan
 from benchmark.config import (
     ROSTER,
     ROSTER_SUPPLIED,
@@ -90,10 +84,9 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         raise ConfigError(f"--export {export}: it takes the name of a file, and one run; this command makes {count}")
 
     if dry:
-        from benchmark.commands.dry_run import show
         from benchmark.runs.states import state
 
-        show(runs, {run.id: "missing" if overwrite else state(run.folder) for run in runs}, jobs=1)
+        show_plan(runs, {run.id: "missing" if overwrite else state(run.folder) for run in runs})
         return 0
     if len(points) > 1 or overwrite:
         from benchmark.launch.run import check
@@ -175,7 +168,7 @@ def _start(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[str, 
         raise ConfigError("start from --config FILE, or from --suite PAPER --row TABLE/DATASET/METHOD")
     if paper:
         suite = load(paper)
-        scale = given.pop("scale", None) or next(iter(suite.spec["scales"]))
+        scale = given.pop("scale", None) or next(iter(suite.spec.scales))
         start = suite.run(suite.row(row, scale), scale)
         values = identity(start.config)
     if path:

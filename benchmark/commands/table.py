@@ -7,19 +7,7 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import (
-    add_jobs_arguments,
-    add_seeds_argument,
-    add_suite_arguments,
-    check_startable,
-    discard,
-    jobs_of,
-    listed,
-    numbers,
-    runtime_of,
-    same_command,
-    tell_other_code,
-)
+from benchmark.commands import common
 from benchmark.config import Run, Runtime
 from benchmark.runs.console import printable
 from benchmark.suites.suite import Suite, load
@@ -35,11 +23,11 @@ ABOUT = "Run whatever the tables of a paper still lack, then write the tables."
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
     text = str | None
-    add_suite_arguments(parser)
-    add_seeds_argument(parser)
+    common.add_suite_arguments(parser)
+    common.add_seeds_argument(parser)
     parser.add_argument("--tables", type=text, help="run only what these tables need, e.g. 1,4")
     parser.add_argument("--methods", type=text, help="run only these rows: labels, separated by commas")
-    parser.add_argument("--only", type=text, help="run only patterns of table/dataset/method, or run ids")
+    parser.add_argument("--only", type=text, help="run only patterns of table/dataset/method")
     parser.add_argument(
         "--precision",
         type=text,
@@ -63,7 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="submit the missing runs as a job array, with these options for sbatch ('' for none); run nothing here",
     )
     parser.add_argument("--slurm_bundle", type=int, default=1, help="runs that a task of the array makes, one by one")
-    add_jobs_arguments(parser)
+    common.add_jobs_arguments(parser)
 
 
 def run(options: Namespace) -> int:
@@ -71,34 +59,32 @@ def run(options: Namespace) -> int:
     from benchmark.launch.pool import run_all
     from benchmark.report import leaderboard, tables
 
-    runtime = runtime_of(options)
+    runtime = common.runtime_of(options)
     results = Path(runtime.results_dir)
     suite = load(options.paper)
     rounds = f"{options.rounds}_rounds" if options.rounds is not None else ""
     named = "-".join(filter(None, [options.scale, options.precision, rounds]))
     name = f"{suite.paper}-{named}"
-    own, asked = suite.scale(options.scale)["seeds"], numbers(options.seeds, "--seeds")
+    own, asked = suite.scale(options.scale).seeds, common.numbers(options.seeds, "--seeds")
     plan = suite.plan(options.scale, [*own, *asked], runtime, precision=options.precision, rounds=options.rounds)
-    wished = listed(options.tables, "--tables")
-    methods = listed(options.methods, "--methods", suite.spec["labels"])
-    only = listed(options.only, "--only", suite.names())
+    wished = common.listed(options.tables, "--tables")
+    methods = common.listed(options.methods, "--methods", suite.spec.labels)
+    only = common.listed(options.only, "--only", suite.names())
     wanted = suite.select(plan, wished, methods, only, asked or own)
     published = suite.published()  # fails before anything runs if the file is missing
     states = {run.id: "missing" if options.overwrite else plan.found[run.id].state for run in wanted}
     missing = [run for run in wanted if states[run.id] != "complete"]
-    tell_other_code(plan, (run for run in wanted if states[run.id] == "complete"))
-    jobs = jobs_of(options, runtime)
+    common.tell_other_code(plan, (run for run in wanted if states[run.id] == "complete"))
+    jobs = common.jobs_of(options, runtime)
     if options.slurm is not None and (missing or options.dry_run):
         _submit(missing, options, name)
         return 0
     if options.dry_run:
-        from benchmark.commands.dry_run import show
-
-        show(wanted, states, jobs)
+        common.show_plan(wanted, states, jobs)
         return 0
     if options.overwrite:
-        check_startable(missing)
-        discard(run.folder for run in missing)
+        common.check_startable(missing)
+        common.discard(run.folder for run in missing)
         plan.look_again(missing)
     outcomes = run_all(missing, jobs) if missing else []
 
@@ -122,7 +108,7 @@ def run(options: Namespace) -> int:
     for one in bad:
         print(printable(f"{one.status}: {one.run.cells[0]}, {one.run.folder}: {one.message}"), file=sys.stderr)
     if bad and options.overwrite:
-        print(f"{same_command(options.overwrite)} runs only these", file=sys.stderr)
+        print(f"{common.same_command(options.overwrite)} runs only these", file=sys.stderr)
     return 1 if bad else 0
 
 
@@ -138,7 +124,7 @@ def _submit(missing: Sequence[Run], options: Namespace, name: str) -> None:
     script = slurm.write(missing, name, Path(options.results_dir), options.slurm_bundle)
     if options.overwrite:
         slurm.submit(script, options.slurm, trial=True)  # fails before anything is deleted
-        discard(run.folder for run in missing)
+        common.discard(run.folder for run in missing)
     number = slurm.submit(script, options.slurm)
     print(f"submitted {len(missing)} runs as job array {number} ({script}); `squeue --job {number}` shows them")
     print("when they have ended, the same command without --slurm writes the tables")

@@ -2,14 +2,7 @@
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import (
-    add_jobs_arguments,
-    add_suite_arguments,
-    forget_trials,
-    jobs_of,
-    listed,
-    runtime_of,
-)
+from benchmark.commands import common
 from benchmark.suites.suite import load
 
 ABOUT = "Choose the learning rates of a suite's rows by whole runs that are scored on held-out training examples."
@@ -17,7 +10,7 @@ ABOUT = "Choose the learning rates of a suite's rows by whole runs that are scor
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
-    add_suite_arguments(parser)
+    common.add_suite_arguments(parser)
     parser.add_argument(
         "--row", type=str | None, help="tune only patterns of table/dataset/method, separated by commas"
     )
@@ -26,19 +19,19 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="delete what earlier trials of these rows have left, and run them again",
     )
-    add_jobs_arguments(parser)
+    common.add_jobs_arguments(parser)
 
 
 def run(options: Namespace) -> int:
     """Run the command; returns its exit code."""
     from benchmark.board.tune import tune
 
-    runtime = runtime_of(options)
+    runtime = common.runtime_of(options)
     suite = load(options.paper)
-    rows = suite.matching(listed(options.row, "--row", suite.names()), options.scale)
-    jobs = jobs_of(options, runtime)
+    rows = suite.matching(common.listed(options.row, "--row", suite.names()), options.scale)
+    jobs = common.jobs_of(options, runtime)
     if options.overwrite:
-        forget_trials(suite, options.scale, rows, runtime)
+        common.forget_trials(suite, options.scale, rows, runtime)
     for name, made in tune(suite, options.scale, rows, runtime, jobs).items():
         chosen = ", ".join(f"{option} {value:g}" for option, value in made["options"].items())
         print(f"{name}: {chosen} of {len(made['tried'])} tried{'' if made['interior'] else ', not interior'}")

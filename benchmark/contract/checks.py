@@ -11,36 +11,50 @@ In the tests of a package that has a method::
 
 From a shell: ``pytest --pyargs benchmark.contract --fssl-method my_package.mine.Mine``.
 
-A check is a function ``check_...(method)`` in one of ``MODULES``; ``method`` is a name, a dotted path or a class. It
-passes, or raises an error that says what is wrong. A new one needs no registration.
+A check is a function ``check_...(subject)`` in one of ``MODULES``. It passes, or raises an error that says what is
+wrong. A new one needs no registration.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import cache
 
-from benchmark.contract import hidden, isolation, runs, watching
-from benchmark.contract.federations import Method
+import pytest
 
-if TYPE_CHECKING:
-    import pytest
+from benchmark.contract import isolation, runs
+from benchmark.contract.federations import Method, Subject
 
-Check = Callable[[Method], None]
-
-MODULES = (runs, isolation, hidden, watching)
+MODULES = (isolation, runs)
 PREFIX = "check_"
-CHECKS: tuple[Check, ...] = tuple(
-    check for module in MODULES for name, check in vars(module).items() if name.startswith(PREFIX)
-)
+Check = Callable[[Method], None]
+subject_of = cache(Subject)
 
 
-def title(value: Method | Check) -> str:
-    """How a test names a method or a check."""
-    return value if isinstance(value, str) else value.__name__.removeprefix(PREFIX)
+def of_method(check: Callable[[Subject], None]) -> Check:
+    """A check by name, dotted path or class of a method; its error begins with the name of the class."""
+
+    def checked(method: Method) -> None:
+        subject = subject_of(method)
+        try:
+            check(subject)
+        except AssertionError as error:
+            raise AssertionError(f"{subject.cls.__name__}: {error}") from error
+
+    return checked
 
 
-def parametrize_with_checks(*methods: Method) -> "pytest.MarkDecorator":
+CHECKS: dict[str, Check] = {
+    name.removeprefix(PREFIX): of_method(check)
+    for module in MODULES
+    for name, check in vars(module).items()
+    if name.startswith(PREFIX)
+}
+
+
+def parametrize_with_checks(*methods: Method) -> pytest.MarkDecorator:
     """A decorator that runs a test with the arguments ``method`` and ``check`` once per method and check."""
-    import pytest
-
-    pairs = [(method, check) for method in methods for check in CHECKS]
-    return pytest.mark.parametrize(("method", "check"), pairs, ids=[f"{title(m)}-{title(c)}" for m, c in pairs])
+    pairs = [
+        pytest.param(method, check, id=f"{method if isinstance(method, str) else method.__name__}-{name}")
+        for method in methods
+        for name, check in CHECKS.items()
+    ]
+    return pytest.mark.parametrize(("method", "check"), pairs)

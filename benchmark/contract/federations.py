@@ -2,28 +2,18 @@
 
 import io
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from lightning import Fabric
-from lightning.fabric.plugins.precision.amp import MixedPrecision
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from benchmark.contract.attributes import (
-    Values,
-    caches_of,
-    changed,
-    common_owners,
-    owners,
-    same,
-    values_of,
-)
+from benchmark.contract.attributes import changed, common_owners, owners, restore, same, values_of
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import fabric_precision
 from benchmark.registry import KINDS, find_class, parameters
@@ -33,7 +23,7 @@ from datamodules.io.sources import Arrays
 from methods import models
 from methods.base import FedMethod, Visit
 
-Method = Any
+Method = str | type[FedMethod]
 """A method: its name, its dotted path or its class."""
 Row = dict[str, Any]
 
@@ -57,6 +47,8 @@ MOST = {
     "subset_size": 3,
 }
 """Upper limits for arguments in the contract: short schedules, small subsets, a rate for networks without norms."""
+ENGINE = ("slots", "replay", "callbacks", "average_last", "nonfinite", "sums")
+"""Arguments of a ``Federation`` beside those of a method."""
 
 
 class FewerDigits(Digits):
@@ -69,10 +61,10 @@ class FewerDigits(Digits):
         whole, (train, test) = super().read(), self.kept
         return replace(
             whole,
-            train_images=whole.train_images[:train].copy(),
-            train_labels=whole.train_labels[:train].copy(),
-            test_images=whole.test_images[:test].copy(),
-            test_labels=whole.test_labels[:test].copy(),
+            train_images=whole.train_images[:train],
+            train_labels=whole.train_labels[:train],
+            test_images=whole.test_images[:test],
+            test_labels=whole.test_labels[:test],
         )
 
 
@@ -82,84 +74,90 @@ class MoreDigits(FewerDigits):
     kept = (480, 120)
 
 
-def make_data(scenario: Scenario = "partial_clients", **args: Any) -> Digits:
+def make_data(scenario: Scenario = "partial_clients", kind: type[Digits] = Digits, **args: Any) -> Digits:
     """Digits over a few clients, set up."""
-    data = Digits(**{"scenario": scenario, "partition": "iid", **SCENARIOS[scenario], **args})
+    data = kind(**{"scenario": scenario, "partition": "iid", **SCENARIOS[scenario], **args})
     data.setup()
     return data
 
 
-class ScaledSingle(MixedPrecision):
-    """Scales losses as ``16-mixed`` does, but computes everything in float32."""
-
-    def __init__(self) -> None:
-        super().__init__("16-mixed", "cpu")
-
-    def forward_context(self) -> AbstractContextManager[Any]:
-        """No autocast."""
-        return nullcontext()
-
-
 @cache
 def plain_fabric(precision: str = "32-true") -> Fabric:
-    """One CPU process; ``32-scaled``: see ``ScaledSingle``."""
-    chosen = {"plugins": ScaledSingle()} if precision == "32-scaled" else fabric_precision(precision, "cpu")
+    """One CPU process."""
     with warnings.catch_warnings(action="ignore"):  # what Lightning thinks of the precision
-        fabric = Fabric(accelerator="cpu", devices=1, **chosen)
+        fabric = Fabric(accelerator="cpu", devices=1, **fabric_precision(precision, "cpu"))
         fabric.launch()
     return fabric
 
 
-def class_of(method: Method) -> type[FedMethod]:
+def class_of(method: Method) -> Any:
     """The class with this name or dotted path; a class is returned as it is."""
     return find_class(method, KINDS["method"]) if isinstance(method, str) else method
 
 
 def make_method(
-    method: Method,
-    num_classes: int = 10,
-    seed: int = 0,
-    weights: Mapping[str, Tensor] | None = None,
-    side: int = SIDE,
-    **args: Any,
+    method: Method, weights: Mapping[str, Tensor] | None = None, side: int = SIDE, **args: Any
 ) -> FedMethod:
     """A method around a small CNN with these weights, or freshly initialised.
 
     Args:
         method: name, dotted path or class.
-        num_classes: of the data.
-        seed: of the weights.
         weights: of the network; none: fresh ones.
         side: of the images, in pixels.
         args: the method's own.
     """
-    cls: Any = class_of(method)
-    torch.manual_seed(seed)
-    model = models.build("small_cnn", num_classes, image_size=side)
+    cls = class_of(method)
+    torch.manual_seed(0)
+    model = models.build("small_cnn", Digits.num_classes, image_size=side)
     if weights is not None:
         model.load_state_dict(weights)
-    known = {
-        "model": model,
-        "num_classes": num_classes,
-        "num_clients": NUM_CLIENTS,
-        "num_images": Digits.train_size,
-        "image_shape": [3, side, side],
-    }
-    made: FedMethod = cls(**{name: known[name] for name in parameters(cls) if name in known}, **args)
+    counts = {"num_classes": Digits.num_classes, "num_clients": NUM_CLIENTS, "num_images": Digits.train_size}
+    known = {"model": model, "image_shape": [3, side, side], **counts, **args}
+    made: FedMethod = cls(**{name: value for name, value in known.items() if name in parameters(cls) or name in args})
     return made
+
+
+def make_federation(
+    method: Method,
+    data: FSSLDataModule | None = None,
+    rounds: int = ROUNDS,
+    precision: str = "32-true",
+    run_seed: int = 0,
+    **args: Any,
+) -> Federation:
+    """A federation of a method with a new network, in the scenario that the method is made for.
+
+    Args:
+        method: name, dotted path or class.
+        data: set up; default: all digits.
+        rounds: number of rounds.
+        precision: see ``RunConfig``.
+        run_seed: of the run.
+        args: of the federation (``ENGINE``), and of ``make_method``.
+    """
+    data = data or make_data(**options_for(method))
+    engine = {name: args.pop(name) for name in ENGINE if name in args}
+    made = make_method(method, side=data.image_size, **args)
+    if precision == "64-true":
+        made = made.double()
+        data.place(torch.device("cpu"), torch.float64)
+    return Federation(made, data, data.roster(0), plain_fabric(precision), rounds, seed=run_seed, **engine)
 
 
 def brief(method: Method) -> dict[str, Any]:
     """A short schedule and a low rate (``MOST``), and on top of them the method's own ``contract_args``."""
-    cls: type = class_of(method)
-    own = dict(class_of(method).contract_args)
-    known, arguments = parameters(cls), make_method(method, **own).hparams
+    cls = class_of(method)
+    defaults = {name: argument.default for name, argument in parameters(cls).items()}
+    numbers = {name: value for name, value in defaults.items() if isinstance(value, int | float)}
+    shortened = {name: most for name, most in MOST.items() if numbers.get(name, most) > most}
+    return shortened | dict(cls.contract_args)
 
-    def is_more(name: str) -> bool:
-        value = arguments.get(name)
-        return name in known and isinstance(value, int | float) and value > MOST[name]
 
-    return {name: most for name, most in MOST.items() if is_more(name)} | own
+def options_for(method: Method) -> dict[str, Any]:
+    """Options of the data in the scenario that a method is made for, with its own ``contract_data``."""
+    cls = class_of(method)
+    named = {"pipeline": cls.pipeline} if cls.pipeline else {}
+    return {"scenario": cls.scenario, **SCENARIOS[cls.scenario], "side": SIDE, **named, **cls.contract_data}
 
 
 @cache
@@ -170,8 +168,7 @@ def half_trained() -> dict[str, Tensor]:
     some of them wrong, and some images that stay below every usual threshold. They are trained in float64: float32
     rounds differently on different processors, and 120 steps of Adam turn that into another network.
     """
-    data = MoreDigits(num_clients=1, labelled_clients=1, partition="iid", side=SIDE)
-    data.setup()
+    data = make_data(kind=MoreDigits, num_clients=1, side=SIDE)
     site = data.client(0)
     torch.manual_seed(0)
     model = models.build("small_cnn", data.num_classes, image_size=SIDE).double()
@@ -187,97 +184,99 @@ def half_trained() -> dict[str, Tensor]:
     return {name: value.clone() for name, value in model.float().state_dict().items()}
 
 
-def options_for(method: FedMethod | type[FedMethod]) -> dict[str, Any]:
-    """Options of the data in the scenario that a method is made for, with its own ``contract_data``."""
-    named = {"pipeline": method.pipeline} if method.pipeline else {}
-    return SCENARIOS[method.scenario] | {"side": SIDE} | named | dict(method.contract_data)
-
-
-def contract_data(method: Method) -> FewerDigits:
-    """The digits that the checks run a method on."""
-    made = make_method(method, **brief(method))
-    data = FewerDigits(**{"scenario": made.scenario, "partition": "iid", **options_for(made)})
-    data.setup()
-    return data
-
-
-def contract_federation(method: Method, data: FSSLDataModule | None = None, **args: Any) -> Federation:
-    """The federation that the checks run: three short rounds from half-trained weights on fewer digits, where the last
-    two global models are averaged.
-
-    What ``functools.cache`` keeps for functions of the method is forgotten, as in a new process.
-    """
-    for kept in caches_of(class_of(method)).values():
-        kept.cache_clear()
-    given = {"rounds": ROUNDS, "average_last": 2, **brief(method), **args}
-    return make_federation(method, data or contract_data(method), weights=half_trained(), **given)
-
-
-def make_federation(method: Method, data: FSSLDataModule | None = None, rounds: int = 3, **args: Any) -> Federation:
-    """A federation of a method with a new network, in the scenario that the method is made for."""
-    precision, run_seed = args.pop("precision", "32-true"), args.pop("run_seed", 0)
-    options = ("slots", "replay", "callbacks", "average_last", "nonfinite", "sums")
-    engine = {name: args.pop(name) for name in options if name in args}
-    made = make_method(method, side=data.image_size if data else SIDE, **args)
-    data = data or make_data(made.scenario, **options_for(made))
-    if precision == "64-true":
-        made = made.double()
-        data.place(torch.device("cpu"), torch.float64)
-    return Federation(made, data, data.roster(0), plain_fabric(precision), rounds, seed=run_seed, **engine)
-
-
 @dataclass
 class ReferenceRun:
     """What the reference engine makes of a method in the contract's three rounds.
 
     Args:
-        untouched: values of class attributes and globals before the run.
         rows: the lines of the record, by round.
         servers: the server's tensors before the first round and after each.
         states: what a checkpoint at the same moments would hold, as bytes.
-        losses: cross-entropy of the test set at the start, and at the same moments.
         averaged: the reading of the averaged model of the last two rounds.
     """
 
-    untouched: Values
     rows: list[Row] = field(default_factory=list)
     servers: list[dict[str, Tensor]] = field(default_factory=list)
     states: list[bytes] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    averaged: dict[str, Any] = field(default_factory=dict)
+    averaged: Row = field(default_factory=dict)
 
 
-@cache
-def reference(method: Method) -> ReferenceRun:
-    """The reference run of a method, made at the first call. It must not be changed."""
-    federation = contract_federation(method)
-    run = ReferenceRun(values_of(common_owners(class_of(method))))
-    federation.become_server()
-    run.losses.append(loss_of_tests(federation))
-    for stop in range(ROUNDS + 1):
-        run.rows += rounds_until(federation, stop)
-        run.losses.append(loss_of_tests(federation))
-        buffer = io.BytesIO()
-        torch.save(federation.state_dict(), buffer)
-        run.states.append(buffer.getvalue())
-        run.servers.append(federation.server)
-    run.averaged = federation.evaluate_averaged()
-    return run
+class Subject:
+    """A method as the checks see it: what it is made with, the federations that they run, and how these compare.
 
+    Args:
+        method: name, dotted path or class.
+        digits: the data.
+    """
 
-def some_visits(federation: Federation) -> list[Visit]:
-    """Visits of the third round: one for each kind of client, both new clients and ones that have taken part before."""
-    chosen: dict[Any, Visit] = {}
-    for visit in federation.visits(2):
-        chosen.setdefault((visit.labelled, visit.first), visit)
-    return list(chosen.values())
+    def __init__(self, method: Method, digits: type[Digits] = FewerDigits) -> None:
+        self.cls, self.digits = class_of(method), digits
+        self.common = common_owners(self.cls)
+        self.untouched = values_of(self.common)
 
+    def make(self) -> FedMethod:
+        """The method, around a fresh network."""
+        return make_method(self.cls, **brief(self.cls))
 
-def resumed(method: Method, rounds: int, **args: Any) -> Federation:
-    """A new federation that continues the reference run after this many rounds."""
-    federation = contract_federation(method, **args)
-    federation.load_state_dict(torch.load(io.BytesIO(reference(method).states[rounds]), weights_only=True))
-    return federation
+    def data(self, **options: Any) -> Digits:
+        """The digits, set up."""
+        return make_data(kind=self.digits, **{**options_for(self.cls), **options})
+
+    def federation(self, data: FSSLDataModule | None = None, **args: Any) -> Federation:
+        """Three short rounds from half-trained weights, where the last two global models are averaged.
+
+        Class attributes, globals and what ``functools.cache`` keeps are as in a new process.
+        """
+        restore(self.untouched, self.common)
+        given = {"rounds": ROUNDS, "average_last": 2, **brief(self.cls), **args}
+        return make_federation(self.cls, data or self.data(), weights=half_trained(), **given)
+
+    @cached_property
+    def reference(self) -> ReferenceRun:
+        """The reference run. It must not be changed."""
+        federation, run = self.federation(), ReferenceRun()
+        for stop in range(ROUNDS + 1):
+            run.rows += rounds_until(federation, stop)
+            run.servers.append(federation.server)
+            buffer = io.BytesIO()
+            torch.save(federation.state_dict(), buffer)
+            run.states.append(buffer.getvalue())
+        run.averaged = federation.evaluate_averaged()
+        return run
+
+    @cached_property
+    def in_double(self) -> dict[str, Tensor]:
+        """The server's tensors after two rounds in float64."""
+        federation = self.federation(precision="64-true")
+        rounds_until(federation, 2)
+        return federation.server
+
+    def resumed(self, rounds: int) -> Federation:
+        """A new federation that continues the reference run after this many rounds."""
+        state = torch.load(io.BytesIO(self.reference.states[rounds]), weights_only=True)
+        federation = self.federation()
+        federation.load_state_dict(state)
+        return federation
+
+    def differences(self, federation: Federation, stop: int, but: Sequence[str] = ()) -> list[str]:
+        """How a federation that now runs up to round ``stop`` differs from the reference run, in words.
+
+        Columns that begin with one of ``but`` do not count.
+        """
+        notes, expected = [], self.reference.rows[federation.round : stop]
+        for row, other in zip(rounds_until(federation, stop), expected, strict=True):
+            for name in sorted(set(row) | set(other)):
+                if not name.startswith(tuple(but)) and row.get(name) != other.get(name):
+                    notes.append(f"round {row['round']}: {name} is {row.get(name)} instead of {other.get(name)}")
+        return notes + different(federation.server, self.reference.servers[stop])
+
+    def kept_beside(self) -> str:
+        """Where it keeps what changes in two rounds and is no registered tensor, as a sentence for an error."""
+        federation = self.federation()
+        before = values_of(owners(federation.method))
+        rounds_until(federation, 2)
+        found = [".".join(place) for place in changed(values_of(owners(federation.method)), before)]
+        return f" It may be {' or '.join(found)}." if found else ""
 
 
 def rounds_until(federation: Federation, stop: int) -> list[Row]:
@@ -286,38 +285,21 @@ def rounds_until(federation: Federation, stop: int) -> list[Row]:
         federation.server_phase(0, first=True)
     rows = []
     while federation.round < stop:
-        row = federation.run_round(federation.round)
+        rows.append(federation.run_round(federation.round) or {})
         federation.round += 1
-        rows.append(row or {})
     return rows
 
 
-@torch.no_grad()
-def loss_of_tests(federation: Federation) -> float:
-    """Mean cross-entropy of the test set under ``predict`` of the method as it stands, in nats."""
-    method, data = federation.method, federation.data
-    method.eval()
-    with method.autocast():
-        found = torch.cat([method.predict(block()) for _, block in data.test_blocks(method.eval_batch)])
-    federation.engine.seats[0].train_mode()
-    right = found.double().gather(1, data.test_labels[:, None])
-    return float(-right.clamp_min(1e-12).log().mean())
-
-
-def kept_beside(method: Method) -> str:
-    """Where a method keeps what changes in two rounds and is no registered tensor, as a sentence for an error."""
-    federation = contract_federation(method)
-    before = values_of(owners(federation.method))
-    rounds_until(federation, 2)
-    places = [".".join(place) for place in changed(values_of(owners(federation.method)), before)]
-    caches = [label for label, one in caches_of(class_of(method)).items() if one.cache_info().currsize]
-    found = [*places, *(f"what functools.cache keeps for {label}" for label in caches)]
-    return f" It may be {' or '.join(found)}." if found else ""
+def some_visits(federation: Federation) -> list[Visit]:
+    """Visits of the third round: one for each kind of client, both new clients and ones that have taken part before."""
+    chosen = {(visit.labelled, visit.first): visit for visit in reversed(federation.visits(2))}
+    return list(chosen.values())
 
 
 def by_place(values: Any) -> dict[str, Tensor]:
     """The tensors and numbers in nested containers, by where they are."""
-    return {keystr(path): torch.as_tensor(value) for path, value in tree_flatten_with_path(values)[0]}
+    found = tree_flatten_with_path(values)[0]
+    return {keystr(path): value if isinstance(value, Tensor) else torch.tensor(value) for path, value in found}
 
 
 def different(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
@@ -326,44 +308,15 @@ def different(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> li
     return both + sorted(set(found) ^ set(expected))
 
 
-def different_rows(found: Sequence[Row], expected: Sequence[Row], but: Iterable[str] = ()) -> list[str]:
-    """How rows differ, in words; columns that begin with one of ``but`` do not count."""
-    skipped = tuple(but)
-    notes = []
-    for row, other in zip(found, expected, strict=True):
-        for name in sorted(set(row) | set(other)):
-            if not name.startswith(skipped) and row.get(name) != other.get(name):
-                notes.append(f"round {row['round']}: {name} is {row.get(name)} instead of {other.get(name)}")
-    return notes
-
-
-def different_from_reference(method: Method, federation: Federation, stop: int, but: Iterable[str] = ()) -> list[str]:
-    """How a federation that now runs up to round ``stop`` differs from the reference run, in words."""
-    run, start = reference(method), federation.round
-    rows = rounds_until(federation, stop)
-    return different_rows(rows, run.rows[start:stop], but) + different(federation.server, run.servers[stop])
-
-
-def require(method: Method, condition: object, what: str) -> None:
-    """Fail, with the name of the method, unless a condition holds.
-
-    Raises:
-        AssertionError: it does not.
-    """
-    if not condition:
-        raise AssertionError(f"{class_of(method).__name__}: {what}")
-
-
-def require_equal(method: Method, because: str, notes: Sequence[str]) -> None:
+def require_equal(notes: Sequence[str], because: str) -> None:
     """Fail if a check has found differences.
 
     Args:
-        method: the one that was checked.
-        because: what the method does wrong, and what to do about it.
         notes: the differences, in words.
+        because: what the method does wrong, and what to do about it.
 
     Raises:
         AssertionError: there are differences; names the first three.
     """
     more = f", and {len(notes) - 3} more" if len(notes) > 3 else ""
-    require(method, not notes, f"{because} (different: {'; '.join(notes[:3])}{more})")
+    assert not notes, f"{because} (different: {'; '.join(notes[:3])}{more})"

@@ -1,227 +1,150 @@
-"""Checks that nothing but registered tensors, batches and the visit's random streams decides what a method comes to.
+"""Checks of what a method reads, keeps and changes: only what it is given, and its registered tensors."""
 
-Two rounds under other circumstances come to the same bits. A method that passes takes them once, under all
-circumstances together. Only if they come to other bits are they repeated under each, to find which one matters.
-"""
-
+import gc
+import inspect
 import os
-import platform
+import random
 import re
-import socket
-import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import wraps
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import lightning as L
+import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from benchmark.contract.attributes import common_owners, own_modules, restore, values_of
-from benchmark.contract.federations import (
-    Method,
-    brief,
-    by_place,
-    class_of,
-    contract_federation,
-    different,
-    different_from_reference,
-    kept_beside,
-    make_method,
-    plain_fabric,
-    reference,
-    require,
-    require_equal,
-    rounds_until,
-    some_visits,
-)
-from benchmark.federation import loop
-from datamodules.common.streams import SERVER, derive_seed
-from datamodules.partition.roster import Roster
-from methods.base import Visit
+from benchmark.contract.attributes import same
+from benchmark.contract.federations import Subject, by_place, different, require_equal, rounds_until, some_visits
+from benchmark.federation.fit import Fit
+from benchmark.federation.loop import Federation
+from datamodules.base import FSSLDataModule, SiteData
+from datamodules.common.streams import derive_seed
+from datamodules.partition.sites import true_labels
+from methods.base import Batch, FedMethod, Visit
 
-OVERFLOW = ("overflow", "server/overflow")
-"""Columns with the share of a round's steps that a scaled loss makes skip."""
-
-Fakes = Mapping[tuple[Any, str], Any]
-"""Module and name of a function -> its stand-in."""
+# --- hidden labels and test images
 
 
-def _later(clock: Any) -> Any:
-    """A clock that is a day ahead."""
-    by = 86_413 * (10**9 if clock.__name__.endswith("_ns") else 1)
-    return lambda: clock() + by
+def check_hidden_labels_and_test_images_are_not_read(subject: Subject) -> None:
+    """With wrong hidden labels, noise for test images and wrong test labels, training is the same; scores differ."""
+    federation, notes = with_others(subject, test_images=True)
+    if notes:
+        because = "with other hidden labels it trains another model; they are for metrics only"
+        require_equal(with_others(subject, test_images=False)[1], because)
+    require_equal(
+        notes,
+        "with other test images it trains another model. Take statistics from training images (data.take), and let "
+        "predict change nothing",
+    )
+    assert federation.evaluate()["acc"] != subject.reference.rows[1]["acc"], (
+        "with noise for test images and wrong test labels its accuracy is the same: predict does not look at images"
+    )
 
 
-def _backwards(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
-    """All visits on one rank, the last client's first."""
-    return [sorted(visits, key=lambda v: (-v.client, v.repeat))]
+def with_others(subject: Subject, test_images: bool) -> tuple[Federation, list[str]]:
+    """A federation after two rounds with a wrong label for every training image without one, and perhaps with noise for
+    test images and wrong test labels; and how it differs from the reference run, in words.
 
-
-CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")
-RANK = "the rank or the number of processes"
-RANKS = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "SLURM_PROCID": "1", "SLURM_NTASKS": "3"}
-ORDER = "the order in which clients train"
-SCALE = "the scale of the loss"
-FAKES: Mapping[str, Fakes] = {
-    "the id of the process": {(os, "getpid"): lambda: 77_001, (os, "getppid"): lambda: 77_000},
-    "the name of the host": {(socket, "gethostname"): lambda: "elsewhere", (platform, "node"): lambda: "elsewhere"},
-    "the clock": {(time, name): _later(getattr(time, name)) for name in CLOCKS},
-    "the number of processors": {(os, "cpu_count"): lambda: 333, (torch, "get_num_threads"): lambda: 333},
-    RANK: {},
-    ORDER: {(loop, "assign"): _backwards},
-    SCALE: {},
-}
-"""Circumstances that must not matter, and what is replaced under each."""
-TURNED = (3, 2, 0, 1)
-"""A new id for each client."""
-
-
-CAUSES = {
-    ORDER: "clients that train in another order, as they do on several processes, give another result: a visit leaves "
-    "something behind outside the registered tensors",
-    SCALE: "with a scaled loss, as in 16-mixed, it trains another model: a gradient is used while it is scaled, or was "
-    "never scaled. With manual optimisation, call manual_backward, then configure_gradient_clipping, then the step of "
-    "self.optimizers(); give torch.autograd.grad self.scaled(loss). If it cannot, say why in `no_loss_scaling`",
-}
-"""What a method does wrong to which a circumstance matters; of all others, it reads them."""
-
-
-def check_circumstances_do_not_matter(method: Method) -> None:
-    """Two runs of one seed agree to the last bit, and another seed gives another model.
-
-    Host, process, clock and ranks change nothing, nor does the order in which clients train, as on several processes,
-    nor a loss that is scaled by a power of 2, as in ``16-mixed`` but in float32.
+    Columns that these may change are not compared.
     """
-    other = contract_federation(method, run_seed=1)
-    rounds_until(other, 1)
-    changed = different(other.server, reference(method).servers[1])
-    require(method, changed, "the seed of the run changes nothing")
-    known = [name for name in FAKES if name != SCALE or not class_of(method).no_loss_scaling]
+    data, run = subject.data(), subject.reference
+    but = ["pseudo/", "acc_clients", "acc_worst_clients"]
+    with others_are_wrong(data):
+        data.overwrite(train_labels=with_wrong_hidden_ones(data))
+        if test_images:
+            labels = (data.test_labels + 1) % data.num_classes
+            data.overwrite(test_images=noise(data.test_images), test_labels=labels)
+            but += [name for name in run.averaged if name != "rounds"]
+        federation = subject.federation(data)
+        return federation, subject.differences(federation, 2, but)
+
+
+def with_wrong_hidden_ones(data: FSSLDataModule) -> Tensor:
+    """Training labels, with a wrong one for every image that no site has with a label."""
+    labels, classes = true_labels(data), data.num_classes
+    by = torch.arange(len(labels)) % (classes - 1) + 1
+    return torch.where(unlabelled(data), (labels + by) % classes, labels)
+
+
+def noise(images: Tensor) -> Tensor:
+    """Noise in the form of these images."""
+    return torch.randint(256, images.shape, generator=torch.Generator().manual_seed(0), dtype=images.dtype)
+
+
+def unlabelled(data: FSSLDataModule) -> Tensor:
+    """Which training images no site holds with a label, bool ``[n]``."""
+    hidden = torch.ones(data.num_images, dtype=torch.bool)
+    for site in [*data.clients, data.server]:
+        hidden[site.labelled] = False
+    return hidden
+
+
+@contextmanager
+def others_are_wrong(data: FSSLDataModule) -> Iterator[None]:
+    """Within this context, labels of other data modules, of sites, and copies of this one's labels are wrong.
+
+    A method that looks hidden labels up anywhere in the process finds none but this data module's own.
+    """
+    gc.collect()
+    true = true_labels(data)
+    own = {id(labels) for one in (data, data.server) for labels in labels_in(one, true)}
+    known = [one for one in gc.get_objects() if issubclass(type(one), (FSSLDataModule, SiteData, Tensor))]
+    found = {id(labels): labels for one in known for labels in labels_in(one, true) if id(labels) not in own}
+    del true, known
+    classes = {key: max(data.num_classes, int(max(labels.tolist(), default=0)) + 1) for key, labels in found.items()}
+
+    def turn(by: int) -> None:  # and back: a copy of the right ones could be found, too
+        for key, labels in found.items():
+            known = labels >= 0
+            labels[known] = (labels[known] + by) % classes[key]
+
+    turn(1)
     try:
-        if not differences(method, known):
-            return
-    except Exception:  # it is met again under its own circumstance
-        pass
-    require_equal(
-        method,
-        "two runs of one seed differ: something draws from a generator that nobody seeds, reads the clock or the host, "
-        "or is kept where all instances share it",
-        differences(method, []),
-    )
-    for name in known:
-        because = CAUSES.get(name, f"the result depends on where it runs. It reads {name}")
-        require_equal(method, because, differences(method, [name]))
-    because = f"the result depends on several of these together: {', '.join(known)}"
-    require_equal(method, because, differences(method, known))
+        yield
+    finally:
+        turn(-1)
 
 
-def differences(method: Method, circumstances: Collection[str]) -> list[str]:
-    """How two rounds under these circumstances and no others differ from the reference run, in words."""
-    reference(method)
-    precision = "32-scaled" if SCALE in circumstances else "32-true"
-    plain_fabric(precision)  # launched before the fakes, as is everything that is not the method's
-    with ExitStack() as stack:
-        for name in circumstances:
-            for (owner, attribute), fake in everywhere(method, FAKES[name]).items():
-                stack.enter_context(patch.object(owner, attribute, fake))
-        if RANK in circumstances:
-            stack.enter_context(patch.dict(os.environ, RANKS))
-        federation = contract_federation(method, precision=precision)
-        if RANK in circumstances:
-            for seat in federation.engine.seats:
-                seat.context = replace(seat.context, rank=1, ranks=3)
-        return different_from_reference(method, federation, 2, OVERFLOW if SCALE in circumstances else ())
+def labels_in(one: FSSLDataModule | SiteData | Tensor, true: Tensor) -> list[Tensor]:
+    """The labels that a data module or a site has; or a tensor, of whatever use, that is a copy of the true ones."""
+    if isinstance(one, Tensor):
+        return [one] if one.device == true.device and same(one, true) else []
+    if isinstance(one, SiteData):
+        labels = [one.labels, one.revealed, one.validation_labels]
+    else:
+        labels = [true_labels(one), one.train_labels, one.test_labels] if hasattr(one, "clients") else []
+    return [found for found in labels if found is not None]
 
 
-def everywhere(method: Method, fakes: Fakes) -> Fakes:
-    """Stand-ins also for functions that a method's modules have imported by name."""
-    real = {id(getattr(*place)): fake for place, fake in fakes.items()}
-    named = [
-        (source, name, id(value)) for source in own_modules(class_of(method)) for name, value in vars(source).items()
-    ]
-    return {**fakes, **{(source, name): real[value] for source, name, value in named if value in real}}
+# --- what a visit leaves behind
 
 
-def check_names_of_clients_do_not_matter(method: Method) -> None:
-    """The same clients under other ids, each with its own draws, give the same model up to the order of summation."""
-    server = in_double(method)[2]
-    federation = contract_federation(method, precision="64-true")
-    sites = federation.data.clients
-    for client, site in enumerate([sites[TURNED.index(client)] for client in range(len(sites))]):
-        sites[client] = site
-    federation.roster = TurnedRoster(len(sites), tuple(k for k, site in enumerate(sites) if len(site.labelled)), seed=0)
-    with patch("datamodules.common.streams.derive_seed", former_seed):
-        rounds_until(federation, 2)
-    shared = federation.method.names("shared")
-    far = [name for name in shared if not torch.allclose(federation.server[name], server[name], rtol=1e-7, atol=1e-9)]
-    require_equal(
-        method, "the same clients under other ids give another model: a step looks at the id of a client", far
-    )
-
-
-class TurnedRoster(Roster):
-    """The draws of a roster with the seed 0, under other ids (``TURNED``)."""
-
-    def sample(self, round: int) -> list[int]:
-        """Ids of the round's participants, ascending."""
-        return sorted(TURNED[client] for client in super().sample(round))
-
-    def shuffled(self, round: int) -> list[int]:
-        """The same places for the same clients."""
-        old = Roster(self.num_clients, self.labelled, self.seed, self.participants, self.rule)
-        return [TURNED[client] for client in old.shuffled(round)]
-
-    def subsets(self, index: int, count: int, size: int) -> list[list[int]]:
-        """The same subsets of the same clients."""
-        return [[TURNED[client] for client in subset] for subset in super().subsets(index, count, size)]
-
-
-def former_seed(seed: int, purpose: str, *where: int) -> int:
-    """``derive_seed`` of a client's former id, which is in ``where`` or at the end of the purpose."""
-    purpose = re.sub(r"(?<=client )\d+$", lambda match: str(TURNED.index(int(match[0]))), purpose)
-    if len(where) == 3 and where[1] != SERVER:  # round, client, repeat
-        where = where[0], TURNED.index(where[1]), where[2]
-    return derive_seed(seed, purpose, *where)
-
-
-@cache
-def in_double(method: Method) -> list[dict[str, Tensor]]:
-    """The server's tensors in float64, before the first round and after each of two."""
-    federation = contract_federation(method, precision="64-true")
-    servers = []
-    for stop in range(3):
-        rounds_until(federation, stop)
-        servers.append(federation.server)
-    return servers
-
-
-def check_nothing_unregistered_survives_a_visit(method: Method) -> None:
+def check_nothing_unregistered_survives_a_visit(subject: Subject) -> None:
     """A visit gives the same result whether or not this process has visited clients before: see ``scopes``."""
-    common = common_owners(class_of(method))
-    worn = contract_federation(method)
-    untouched = values_of(common)
+    worn = subject.federation()
     rounds_until(worn, 2)
     found = {visit: all_of(worn, visit) for visit in some_visits(worn)}
     for visit, after_others in found.items():
-        restore(untouched, common)
-        fresh = contract_federation(method, data=worn.data)
+        fresh = subject.federation(worn.data)
         fresh.load_state_dict(worn.state_dict())
-        fresh.become_server()
         fresh.visits(2)
         if notes := different(after_others, all_of(fresh, visit)):
             require_equal(
-                method,
-                "what a visit gives depends on visits before it, through something that is no registered tensor."
-                f"{kept_beside(method)} Register it (register_buffer) and give it a scope: personal, local, shared or "
-                "server",
                 notes,
+                "what a visit gives depends on visits before it, through something that is no registered tensor."
+                f"{subject.kept_beside()} Register it (register_buffer) and give it a scope: personal, local, shared "
+                "or server",
             )
 
 
-def all_of(federation: loop.Federation, visit: Visit) -> dict[str, Tensor]:
+def all_of(federation: Federation, visit: Visit) -> dict[str, Tensor]:
     """Everything that comes of a visit, by name: what is uploaded, kept, and logged."""
     engine = federation.engine
     result, state = engine.run_visit(visit, engine.send(visit, federation.server), federation.clients.get(visit.client))
@@ -230,14 +153,164 @@ def all_of(federation: loop.Federation, visit: Visit) -> dict[str, Tensor]:
     return by_place({"kept": (state.tensors, state.optimizers), "uploaded": sent, "logged": result.sums})
 
 
-def check_registered_tensors_are_its_own(method: Method) -> None:
+def check_names_of_clients_do_not_matter(subject: Subject) -> None:
+    """A client under another id, with its own draws, uploads and keeps the same."""
+    federation = subject.federation()
+    rounds_until(federation, 0)
+    sites = federation.data.clients
+    for visit in federation.visits(2):
+        client, other = visit.client, (visit.client + 1) % len(sites)
+        found, neighbour = all_of(federation, visit), sites[other]
+        sites[other] = sites[client]
+        with patch("datamodules.common.streams.derive_seed", as_client(client, other)):
+            notes = different(all_of(federation, replace(visit, client=other)), found)
+        sites[other] = neighbour
+        require_equal(
+            notes, "the same client under another id gives another result: a step looks at the id of a client"
+        )
+
+
+def as_client(former: int, later: int) -> Callable[..., int]:
+    """``derive_seed`` that takes a later id, in ``where`` or at the end of the purpose, for the former one."""
+
+    def derived(seed: int, purpose: str, *where: int) -> int:
+        purpose = re.sub(f"client {later}$", f"client {former}", purpose)
+        if len(where) == 3 and where[1] == later:  # round, client, repeat
+            where = where[0], former, where[2]
+        return derive_seed(seed, purpose, *where)
+
+    return derived
+
+
+def check_registered_tensors_are_its_own(subject: Subject) -> None:
     """No registered tensor shares memory with another instance's: what one run writes, the next would start with."""
-    one, other = (make_method(method, **brief(method)) for _ in range(2))
+    one, other = (subject.make() for _ in range(2))
     taken = {value.untyped_storage().data_ptr() for value in other.state_dict().values() if value.numel()}
-    common = [name for name, value in one.state_dict().items() if value.untyped_storage().data_ptr() in taken]
     require_equal(
-        method,
+        [name for name, value in one.state_dict().items() if value.untyped_storage().data_ptr() in taken],
         "registered tensors lie in memory that all instances share, so a run that changes them in place changes those "
         "of the next run. Register a clone",
-        common,
     )
+
+
+# --- what hooks change, draw and make
+
+CHANGE = "another process, or the next client, would see something else; change a clone"
+DRAW = "it is not seeded for the visit; take client.generator('a purpose'), and self.generator while a client trains"
+STRAY = (
+    "on a GPU it would be slow or fail; make tensors on the device (device=self.device), register constants as buffers"
+)
+
+
+def check_hooks_keep_to_what_is_theirs(subject: Subject) -> None:
+    """Hooks change only registered tensors, draw only from the visit's generators, and compute on the device.
+
+    What belongs to the server or to the data, and a step's batch, stay as they were. No hook draws from ``random`` or
+    NumPy nor, in training, from torch's global generator: clients may train in turns, so it cannot be seeded for one of
+    them. A step makes no tensor on the CPU, moves none there, and copies no Python numbers to the device: on a GPU it
+    fails, or waits for the copy and cannot be recorded.
+    """
+    federation = subject.federation()
+    notes: set[str] = set()
+    compute, sites = Fit.compute, federation.data.clients
+    for client in range(len(sites)):
+        sites[client] = sites[client]  # kept: otherwise each hook gets a new one, without what another did to it
+
+    @contextmanager
+    def watch(hook: str) -> Iterator[None]:
+        before = {name: value.clone() for name, value in lent(federation).items()}
+        states = global_states(hook)
+        yield
+        drawn = global_states(hook)
+        notes.update(f"{hook} draws from {name}: {DRAW}" for name in states if states[name] != drawn[name])
+        notes.update(f"{hook} changes {name}: {CHANGE}" for name in different(lent(federation), before))
+
+    def watched_step(self: Fit, batch: Batch, number: int) -> Any:
+        before = {place: value.clone() for place, value in by_place(batch).items()}
+        with WatchedDevices(notes):
+            made = compute(self, batch, number)
+        now = by_place(batch)
+        notes.update(
+            f"training_step changes batch{place}: {CHANGE}" for place in before.keys() & different(now, before)
+        )
+        return made
+
+    watch_hooks(federation.method, watch)
+    with patch.object(Fit, "compute", watched_step):
+        rounds_until(federation, 2)
+    assert federation.steps, "no client takes a step in two rounds"
+    require_equal(sorted(notes), "hooks touch what is not theirs")
+
+
+def watch_hooks(method: FedMethod, watch: Callable[[str], Any]) -> None:
+    """From now on every hook of the method runs inside ``watch(name)``; a hook called by a hook has its own."""
+
+    def wrapped(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(hook)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with watch(name):
+                return hook(*args, **kwargs)
+
+        return run
+
+    for name, usual in inspect.getmembers(FedMethod, inspect.isfunction):
+        if not name.startswith("_") and getattr(type(method), name) is not usual:
+            object.__setattr__(method, name, wrapped(name, getattr(method, name)))
+
+
+def lent(federation: Federation) -> dict[str, Tensor]:
+    """What hooks see and must not change, by the name that an error gives it."""
+    data, parts = federation.data, ("labelled", "labels", "unlabelled")
+    return by_place(
+        {
+            "server": federation.server,
+            "initial": federation.engine.initial,
+            "memory": federation.memory,
+            "sites": [{part: getattr(site, part) for part in parts} for site in (*data.clients, data.server)],
+            "data": {name: getattr(data, name) for name in ("train_images", "train_labels", "test_labels")},
+        }
+    )
+
+
+def global_states(hook: str) -> dict[str, object]:
+    """States of the generators that a whole process shares, by name; torch's only in training.
+
+    Hooks of training are Lightning's, and the rate of a step.
+    """
+    states: dict[str, object] = {"Python's random": random.getstate(), "numpy.random": repr(np.random.get_state())}
+    if hasattr(L.LightningModule, hook) or hook == "learning_rate":
+        states["torch's global generator"] = torch.get_rng_state().numpy().tobytes()
+    return states
+
+
+NUMBERED = (torch.tensor, torch.as_tensor)
+CONSTRUCTORS = {
+    *(*NUMBERED, torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.rand),
+    *(torch.randint, torch.randn, torch.randperm, torch.tril_indices, torch.triu_indices, torch.zeros),
+}
+
+
+class WatchedDevices(TorchFunctionMode):
+    """Notes, in ``strays``, the calls that would make or leave a tensor on the CPU while the method is on a GPU."""
+
+    def __init__(self, strays: set[str]) -> None:
+        super().__init__()
+        self.strays = strays
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        here = kwargs.get("device") is None
+        if func in CONSTRUCTORS and here and made.ndim:
+            self.note(f"{func.__name__} makes a tensor {list(made.shape)} on the CPU")
+        elif func in NUMBERED and not here and not isinstance(args[0], Tensor):
+            self.note(f"{func.__name__} copies numbers to the device")
+        elif func is Tensor.to and any(isinstance(one, str) and one == "cpu" for one in (*args, *kwargs.values())):
+            self.note("Tensor.to moves a tensor to the CPU")
+        return made
+
+    def note(self, what: str) -> None:
+        """Add a call, with the line of the code that is neither torch's nor this module's."""
+        others = (f"{Path(torch.__file__).parent}{os.sep}", __file__)
+        frame = [one for one in traceback.extract_stack() if not one.filename.startswith(others)][-1]
+        self.strays.add(f"{what} at {frame.filename}:{frame.lineno} ({frame.name}): {STRAY}")

@@ -1,12 +1,9 @@
 """The pytest plugin: an option that names the methods."""
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import pytest
+import pytest
 
 
-def pytest_addoption(parser: "pytest.Parser") -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
     """``pytest --pyargs benchmark.contract --fssl-method my_package.mine.Mine``."""
     parser.addoption(
         "--fssl-method",
@@ -18,7 +15,7 @@ def pytest_addoption(parser: "pytest.Parser") -> None:
     )
 
 
-def pytest_configure(config: "pytest.Config") -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Name the check that is running."""
     if config.getoption("fssl_method"):
         config.option.verbose = max(config.option.verbose, 1)

@@ -1,47 +1,50 @@
-"""Checks of whole runs on real digits, in the scenario that the method is made for, and of steps in all engines."""
+"""Checks of numbers: a run learns from what it says it learns from, and comes to the same bits in other circumstances.
 
+Two rounds in other circumstances come to the same bits. A method that passes takes them once, in all circumstances
+together. Only if they come to other bits are they repeated in each, to find which one matters.
+"""
+
+import os
+import sys
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
-from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
 
+from benchmark.contract.attributes import own_modules
 from benchmark.contract.federations import (
     ROUNDS,
-    Method,
-    brief,
+    Subject,
     by_place,
-    class_of,
-    contract_data,
-    contract_federation,
     different,
-    different_from_reference,
-    kept_beside,
-    make_method,
-    reference,
-    require,
     require_equal,
-    resumed,
     rounds_until,
     some_visits,
 )
-from benchmark.contract.hidden import with_other_unlabelled_images
-from benchmark.contract.isolation import OVERFLOW, in_double
+from benchmark.contract.isolation import noise, unlabelled
+from benchmark.federation import loop
 from benchmark.federation.fit import Fit, OptimizerStates, kept_states, load_states
-from benchmark.federation.replay import RecordedStep
+from benchmark.federation.loop import Federation
+from benchmark.federation.replay import RecordedStep, Replay
+from benchmark.federation.scaling import LossScaler
 from benchmark.federation.site import LocalSite, stream_of
 from datamodules.base import SiteData
 from datamodules.views.batches import Batch, LocalWork
-from methods.base import FedMethod, Scope
+from methods.base import FedMethod, Scope, Visit
 from methods.parts.aggregation import num_bytes
 
 PSEUDO = ("pseudo/selected", "pseudo/certain")
 """Columns that count the pseudo-labels a method uses."""
+OVERFLOW = ("overflow", "server/overflow")
+"""Columns with the share of a round's steps that a scaled loss makes skip."""
 SINGLE, BRAIN = 0.03, 0.5
 """How far a model in float32, or under autocast, may end from the one in float64, relative to how far that one moved.
 
@@ -56,168 +59,141 @@ SCOPES: tuple[Scope, ...] = ("shared", "personal", "local", "server")
 ELSEWHERE = 5  # how far from its own place in the visit a step is recorded, in steps and epochs
 
 
-def check_a_run_is_finite_and_learns(method: Method) -> None:
-    """Three rounds from half-trained weights end with finite numbers, and the test loss falls on the way."""
-    run = reference(method)
-    assert all(0 <= row["acc"] <= 100 for row in run.rows)
-    require_equal(method, "the global model is not finite after three rounds", not_finite(method, run.servers[-1]))
-    start, *losses = run.losses
-    require(
-        method,
-        min(losses) <= FALL * start,
+def check_a_run_learns(subject: Subject) -> None:
+    """In three rounds from half-trained weights, the test loss falls on the way."""
+    start, *losses = (loss_of_tests(subject.resumed(rounds)) for rounds in range(ROUNDS + 1))
+    assert min(losses) <= FALL * start, (
         f"it does not learn: from half-trained weights with a cross-entropy of {start:.4f} on the test set it comes to "
         f"{', '.join(f'{loss:.4f}' for loss in losses)}. If its rates suit larger networks only, name others in "
-        "`contract_args`",
+        "`contract_args`"
     )
 
 
-def not_finite(method: Method, server: dict[str, Tensor]) -> list[str]:
-    """Tensors of the server that are not finite, but were at first: NaN may mark what nobody knows yet."""
-    at_first = reference(method).servers[0]
-    return [n for n, value in server.items() if not value.isfinite().all() and at_first[n].isfinite().all()]
+@torch.no_grad()
+def loss_of_tests(federation: Federation) -> float:
+    """Mean cross-entropy of the test set under ``predict`` of the method as it stands, in nats."""
+    method, data = federation.method.eval(), federation.data
+    found = torch.cat([method.predict(block()) for _, block in data.test_blocks(method.eval_batch)])
+    return float(-found.double().gather(1, data.test_labels[:, None]).clamp_min(1e-12).log().mean())
 
 
-def check_pseudo_labels_flow(method: Method) -> None:
+def check_pseudo_labels_flow(subject: Subject) -> None:
     """The runs that these checks compare do use pseudo-labels, and their unlabelled images do change the model."""
-    run = reference(method)
-    reported = [count for column in PSEUDO if (count := [row[column] for row in run.rows if column in row])]
-    require(
-        method,
-        not reported or max(max(count[-2:]) for count in reported) > 0.0,
+    run = subject.reference
+    used = [row[column] for row in run.rows[-2:] for column in PSEUDO if column in row]
+    assert not used or max(used) > 0.0, (
         "it selected no pseudo-label in the last two of three rounds, so these checks see little of it: in "
-        "`contract_args`, name arguments with which it does, e.g. a low threshold",
+        "`contract_args`, name arguments with which it does, e.g. a low threshold"
     )
-    if not reported and "unlabelled" not in make_method(method, **brief(method)).views:
-        return
-    other = contract_federation(method, data=with_other_unlabelled_images(contract_data(method)))
-    rounds_until(other, 2)
-    require(
-        method,
-        different(other.server, run.servers[2]),
-        "it declares unlabelled images or reports pseudo-labels, but replacing those images with noise does not change "
-        "the model after two rounds: in `contract_args`, name arguments with which they train it",
-    )
+    if used or "unlabelled" in subject.make().views:
+        data = subject.data()
+        images, hidden = data.train_images, unlabelled(data).view(-1, 1, 1, 1)
+        data.overwrite(train_images=torch.where(hidden, noise(images), images))
+        other = subject.federation(data)
+        rounds_until(other, 2)
+        assert different(other.server, run.servers[2]), (
+            "it declares unlabelled images or reports pseudo-labels, but replacing those images with noise does not "
+            "change the model after two rounds: in `contract_args`, name arguments with which they train it"
+        )
 
 
-def check_resume_is_exact(method: Method) -> None:
+def check_resume_is_exact(subject: Subject) -> None:
     """A round that continues from a checkpoint of the round before, through a file, comes to the same bits."""
     for stop in (1, 2):
-        if notes := different_from_reference(method, resumed(method, stop), stop + 1):
+        if notes := subject.differences(subject.resumed(stop), stop + 1):
             require_equal(
-                method,
-                f"a run resumed from its checkpoint of round {stop} differs: something that the next round depends on "
-                f"is in no registered tensor.{kept_beside(method)} Register it (register_buffer) and give it a scope",
                 notes,
+                f"a run resumed from its checkpoint of round {stop} differs: something that the next round depends on "
+                f"is in no registered tensor.{subject.kept_beside()} Register it (register_buffer) and give it a scope",
             )
 
 
-def check_the_averaged_model_is_the_mean_of_what_the_server_held(method: Method) -> None:
+def check_the_averaged_model_is_the_mean_of_what_the_server_held(subject: Subject) -> None:
     """It predicts as the method does with the mean, in float64, of the server's tensors after the last two rounds."""
-    run = reference(method)
+    run, federation = subject.reference, subject.resumed(ROUNDS)
     *_, before, last = run.servers
-    federation = resumed(method, ROUNDS)
     means = {
         key: ((before[key].double() + value.double()) / 2).to(value.dtype) if value.is_floating_point() else value
         for key, value in last.items()
     }
     federation.method.load_tensors(means)
-    require(
-        method,
-        run.averaged == {"rounds": 2, **federation.evaluate()},
+    assert run.averaged == {"rounds": 2, **federation.evaluate()}, (
         "the averaged model is not the mean of the last two global models: `predict` depends on something other than "
-        "registered tensors of scope shared or server",
+        "registered tensors of scope shared or server"
     )
 
 
-def check_lower_precisions_are_close_to_double(method: Method) -> None:
+def check_lower_precisions_are_close_to_double(subject: Subject) -> None:
     """Weights in float32, and under autocast to bf16 or (with a scaled loss) float16, end near those in float64.
 
     Near is a share of the distance that those moved: ``SINGLE`` in float32, ``BRAIN`` under autocast.
     """
-    require_near(method, reference(method).servers[2], "float32", SINGLE)
-    halves = [("bf16-mixed", "bf16")] + ([] if class_of(method).no_loss_scaling else [("16-mixed", "float16")])
-    for precision, name in halves:
-        federation = contract_federation(method, precision=precision)
-        rows = rounds_until(federation, 2)
-        overflow = max(row.get(column, 0.0) for row in rows for column in OVERFLOW)
-        require(
-            method,
-            overflow <= MOST_OVERFLOW,
+    run, exact = subject.reference, subject.in_double
+    shared = [name for name in subject.make().names("shared") if exact[name].is_floating_point()]
+    ends = {"float32": run.servers[2]}
+    for precision in ("bf16-mixed", "16-mixed")[: 1 if subject.cls.no_loss_scaling else 2]:
+        federation = subject.federation(precision=precision)
+        overflow = max(row.get(column, 0.0) for row in rounds_until(federation, 2) for column in OVERFLOW)
+        assert overflow <= MOST_OVERFLOW, (
             f"16-mixed skips {overflow:.0%} of a round's steps because a gradient overflows: compute what is steep in "
-            "float32 (torch.autocast(self.device.type, enabled=False))",
+            "float32 (torch.autocast(self.device.type, enabled=False))"
         )
-        require_near(method, federation.server, name, BRAIN)
+        ends[precision] = federation.server
+    for precision, server in ends.items() if shared else ():  # else only the server's tensors move
+        way, off = (
+            torch.cat([(one[name].double() - exact[name]).flatten() for name in shared]).norm()
+            for one in (run.servers[0], server)
+        )
+        bound = SINGLE if precision == "float32" else BRAIN
+        assert off <= bound * way, (
+            f"in {precision} the weights end {float(off / way):.3f} of the distance moved from those in float64; "
+            f"{bound} is allowed"
+        )
 
 
-def require_near(method: Method, server: dict[str, Tensor], precision: str, bound: float) -> None:
-    """Fail unless these tensors, after two rounds, lie near those of a run in float64."""
-    start, exact = reference(method).servers[0], in_double(method)[2]
-    names = [n for n in make_method(method, **brief(method)).names("shared") if exact[n].is_floating_point()]
-    if not names:  # only the server's tensors move
-        return
-    way = torch.cat([(exact[name] - start[name].double()).flatten() for name in names]).norm()
-    off = torch.cat([(server[name].double() - exact[name]).flatten() for name in names]).norm()
-    require(
-        method,
-        off <= bound * way,
-        f"in {precision} the weights end {float(off / way):.3f} of the distance moved from those in float64; {bound} "
-        "is allowed",
-    )
-
-
-def check_bytes_are_counted(method: Method) -> None:
+def check_bytes_are_counted(subject: Subject) -> None:
     """Every visit sends at least the shared tensors (unless the method counts by itself), and both directions count."""
-    row = reference(method).rows[0]
-    counts_itself = class_of(method).sent_bytes is not FedMethod.sent_bytes
-    shared = 1 if counts_itself else num_bytes(make_method(method, **brief(method)).tensors("shared"))
+    row = subject.reference.rows[0]
+    counts_itself = subject.cls.sent_bytes is not FedMethod.sent_bytes
+    least = 1 if counts_itself else num_bytes(subject.make().tensors("shared"))
     down, up, visits = row["bytes_down"], row["bytes_up"], row["visits"]
-    least = visits * shared
-    require(method, down >= least, f"a round sends {down} bytes down; the models have {least}")
-    require(method, bool(up) == bool(visits), f"a round sends {up} bytes up in {visits} visits")
+    assert down >= visits * least, f"a round sends {down} bytes down; the models have {visits * least}"
+    assert bool(up) == bool(visits), f"a round sends {up} bytes up in {visits} visits"
 
 
-def check_clients_with_one_image_or_none(method: Method) -> None:
-    """A client with a single image and one with none do not break a round."""
-    federation = contract_federation(method)
+def check_clients_with_one_image_or_none(subject: Subject) -> None:
+    """A client with a single image and one with none do not break a round: a mean over no images is NaN."""
+    federation = subject.federation()
     sites = federation.data.clients
-    site = sites[-1]
-    keep = 1 if len(site.unlabelled) else 0
-    sites[-1] = SiteData(site.labelled[: 1 - keep], site.labels[: 1 - keep], site.unlabelled[:keep])
-    sites[-2] = SiteData(site.labelled[:0], site.labels[:0], site.unlabelled[:0])
+    site, none = sites[-1], sites[-1].labelled[:0]
+    one = site.unlabelled[:1]
+    sites[-1] = SiteData(none, none, one) if len(one) else SiteData(site.labelled[:1], site.labels[:1], none)
+    sites[-2] = SiteData(none, none, none)
     rounds_until(federation, 2)
-    require_equal(
-        method,
-        "with one client that has a single image and one that has none, the global model is not finite after two "
-        "rounds: a mean over no images is NaN",
-        not_finite(method, federation.server),
-    )
 
 
-def check_default_arguments_are_plain(method: Method) -> None:
+def check_default_arguments_are_plain(subject: Subject) -> None:
     """All hyperparameters can be written into a configuration file."""
-    for name, value in make_method(method, **brief(method)).hparams.items():
-        require(
-            method,
-            isinstance(value, (int, float, str, bool, list, type(None))),
+    for name, value in subject.make().hparams.items():
+        assert isinstance(value, (int, float, str, bool, list, type(None))), (
             f"the default of {name!r} is a {type(value).__name__}, which a configuration file cannot hold: take a "
-            "number, a string, a list or None",
+            "number, a string, a list or None"
         )
 
 
-class Visited(IterableDataset[Batch]):
-    """A client's local epochs, one per iteration."""
+class Epochs:
+    """The batches of a client's local epochs, one epoch per iteration."""
 
     def __init__(self, site: LocalSite, work: LocalWork) -> None:
-        self.site, self.work, self.epochs = site, work, 0
+        self.site, self.work, self.numbers = site, work, iter(range(len(work)))
 
     def __iter__(self) -> Iterator[Batch]:
-        self.epochs += 1
-        return self.site.batches(self.work, self.epochs - 1)
+        yield from self.site.batches(self.work, next(self.numbers))
 
 
-def check_a_visit_is_a_fit(method: Method) -> None:
+def check_a_visit_is_a_fit(subject: Subject) -> None:
     """``Trainer.fit`` over the batches of a client's visit takes the same steps, to the bit."""
-    federation = resumed(method, 2)
+    federation = subject.resumed(2)
     engine, module = federation.engine, federation.method
     visits, steps = some_visits(federation), 0
     for visit in visits:
@@ -228,16 +204,16 @@ def check_a_visit_is_a_fit(method: Method) -> None:
             site, work = engine.seats[0].begin_visit(visit, sent, start)
             trainer = trainer_from(site.optimizer_states, len(work))
             if work:
-                trainer.fit(module, DataLoader(Visited(site, work), batch_size=None))
+                trainer.fit(module, Epochs(site, work))
                 steps += trainer.global_step
             module.make_upload(site)
         notes = different(visited, module.tensors(*SCOPES))
-        require_equal(method, "a plain Trainer over a client's batches takes other steps", notes)
+        require_equal(notes, "a plain Trainer over a client's batches takes other steps")
         if work:
             notes = different(by_place(left), by_place(kept_states(module, trainer.optimizers)))
-            require_equal(method, "a plain Trainer leaves other states in the optimisers of a client", notes)
+            require_equal(notes, "a plain Trainer leaves other states in the optimisers of a client")
         module.trainer = None
-    require(method, steps > 0 or not visits, "none of its clients takes a step")
+    assert steps or not visits, "none of its clients takes a step"
 
 
 def trainer_from(states: OptimizerStates, epochs: int) -> L.Trainer:
@@ -247,47 +223,116 @@ def trainer_from(states: OptimizerStates, epochs: int) -> L.Trainer:
     return L.Trainer(accelerator="cpu", max_epochs=epochs, callbacks=[start], **quiet)  # type: ignore[arg-type]
 
 
-def check_slots_equal_the_reference(method: Method) -> None:
+def check_slots_equal_the_reference(subject: Subject) -> None:
     """Clients that take turns in three slots give the same bits."""
-    federation = contract_federation(method, slots=3, replay=False)
     require_equal(
-        method,
-        "clients that train in three copies of the method give another result: only registered tensors travel with a "
-        "client",
-        different_from_reference(method, federation, 2),
+        subject.differences(subject.federation(slots=3, replay=False), 2),
+        "clients that train in three copies of the method give another result: only registered tensors travel along",
     )
 
 
-def check_replayed_steps_equal_the_reference(method: Method) -> None:
+def check_replayed_steps_equal_the_reference(subject: Subject) -> None:
     """Steps that are recorded once and replayed give the same bits, whichever step of a visit was recorded."""
-    federation = contract_federation(method, slots=1, replay=True)
-    with (
-        patch.object(RecordedStep, "__init__", recorded_elsewhere(RecordedStep.__init__)),
-        patch.object(RecordedStep, "replay", autospec=True, side_effect=RecordedStep.replay) as replays,
-    ):
-        notes = different_from_reference(method, federation, ROUNDS)  # one with few batches replays in the last round
+    federation = subject.federation(slots=1, replay=True)
+    with patch.object(Replay, "record", recorded_elsewhere(Replay.record)):
+        notes = subject.differences(federation, ROUNDS)  # one with few batches replays in the last round
     require_equal(
-        method,
+        notes,
         "a step that is recorded and replayed gives another result: it reads or writes something other than its batch "
         "and registered tensors (self.visit.round, batch_idx, current_epoch and global_step are Python numbers: assign "
         "a StepNumber in on_train_start), or Python code takes a decision that must be left to tensors",
-        notes,
     )
-    (seat,) = federation.engine.seats
-    if seat.replay and seat.replay.met:  # else its optimisers cannot be recorded
-        what = "no step is replayed, because no two batches of a client have the same shapes"
-        require(method, replays.call_count, what)
+    replay = federation.engine.seats[0].replay
+    if replay and replay.met:  # else its optimisers cannot be recorded
+        assert replay.taken["replayed"], "no step is replayed, because no two batches of a client have the same shapes"
 
 
-def recorded_elsewhere(init: Callable[..., None]) -> Callable[..., None]:
-    """``init``, which records a step, made to record it as another step of the visit: one recording serves all."""
+def recorded_elsewhere(record: Callable[..., RecordedStep]) -> Callable[..., RecordedStep]:
+    """``record``, which records a step, made to record it as another step of the visit: one recording serves all."""
 
-    def recorded(self: RecordedStep, step: Any, batch: Batch, replay: Any, fit: Fit) -> None:
-        counters = ("batch_idx", "current_epoch", "global_step")
-        for name in counters:
-            setattr(fit, name, getattr(fit, name) + ELSEWHERE)
-        init(self, step, batch, replay, fit)
-        for name in counters:
-            setattr(fit, name, getattr(fit, name) - ELSEWHERE)
+    def shift(fit: Fit, by: int) -> None:
+        for name in ("batch_idx", "current_epoch", "global_step"):
+            setattr(fit, name, getattr(fit, name) + by)
+
+    def recorded(self: Replay, batch: Batch, fit: Fit) -> RecordedStep:
+        shift(fit, ELSEWHERE)
+        made = record(self, batch, fit)
+        shift(fit, -ELSEWHERE)
+        return made
 
     return recorded
+
+
+RANK = "the rank or the number of processes"
+RANKS = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "SLURM_PROCID": "1", "SLURM_NTASKS": "3"}
+ORDER = "the order in which clients train"
+SCALE = "the scale of the loss"
+TOMORROW = time.time() + 86_413
+FAKES: dict[str, dict[str, object]] = {
+    "the id of the process": {"os.getpid": 77_001, "os.getppid": 77_000},
+    "the name of the host": {"socket.gethostname": "elsewhere", "platform.node": "elsewhere"},
+    "the clock": {"time.time": TOMORROW, "time.monotonic": TOMORROW, "time.perf_counter": TOMORROW},
+    "the number of processors": {"os.cpu_count": 333, "torch.get_num_threads": 333},
+    RANK: {},
+    ORDER: {},
+    SCALE: {},
+}
+"""Circumstances that must not matter, and what functions return in each."""
+CAUSES = {
+    "": "two runs of one seed differ: something draws from a generator that nobody seeds, reads the clock or the host, "
+    "or is kept where all instances share it",
+    ORDER: "clients that train in another order, as they do on several processes, give another result: a visit leaves "
+    "something behind outside the registered tensors",
+    SCALE: "with a scaled loss, as in 16-mixed, it trains another model: a gradient is used while it is scaled, or was "
+    "never scaled. With manual optimisation, call manual_backward, then configure_gradient_clipping, then the step of "
+    "self.optimizers(); give torch.autograd.grad self.scaled(loss). If it cannot, say why in `no_loss_scaling`",
+}
+"""What a method does wrong to which a circumstance matters; of all others, it reads them."""
+
+
+def check_circumstances_do_not_matter(subject: Subject) -> None:
+    """Two runs of one seed agree to the last bit.
+
+    Host, process, clock and ranks change nothing, nor does the order in which clients train, as on several processes,
+    nor a loss that is scaled by a power of 2, as in ``16-mixed`` but in float32.
+    """
+    known = [name for name in FAKES if name != SCALE or not subject.cls.no_loss_scaling]
+    try:
+        if not differences(subject, known):
+            return
+    except Exception:  # it is met again in its own circumstance
+        pass
+    for name in ("", *known):
+        because = CAUSES.get(name, f"the result depends on where it runs. It reads {name}")
+        require_equal(differences(subject, [name] if name else []), because)
+    because = f"the result depends on several of these together: {', '.join(known)}"
+    require_equal(differences(subject, known), because)
+
+
+def differences(subject: Subject, circumstances: Collection[str]) -> list[str]:
+    """How two rounds in these circumstances and no others differ from the reference run, in words."""
+    assert subject.reference  # made before the fakes
+    with ExitStack() as stack:
+        for path, value in [pair for name in circumstances for pair in FAKES[name].items()]:
+            module, _, function = path.rpartition(".")
+            real = getattr(sys.modules[module], function)
+            for owner in (sys.modules[module], *own_modules(subject.cls).values()):  # some import it by name
+                for name in [name for name, value in vars(owner).items() if value is real]:
+                    stack.enter_context(patch.object(owner, name, lambda value=value: value))
+        if RANK in circumstances:
+            stack.enter_context(patch.dict(os.environ, RANKS))
+        federation = subject.federation()
+        (seat,) = federation.engine.seats
+        if RANK in circumstances:
+            there: Any = SimpleNamespace(loggers=[], global_rank=1, world_size=3)
+            seat.site._context = replace(seat.context, fabric=there)
+        if ORDER in circumstances:
+            stack.enter_context(patch.object(loop, "assign", backwards))
+        if SCALE in circumstances:
+            seat.method._engine.loss_scaler = LossScaler(torch.device("cpu"))
+        return subject.differences(federation, 2, OVERFLOW if SCALE in circumstances else ())
+
+
+def backwards(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
+    """All visits on one rank, the last client's first."""
+    return [sorted(visits, key=lambda visit: (-visit.client, visit.repeat))]

@@ -12,15 +12,16 @@ from torch import nn
 
 from benchmark.config import Run
 from benchmark.federation.engine import Engine
+from benchmark.federation.fit import RunContext
 from benchmark.federation.hooks import check_declarations
 from benchmark.federation.loop import Federation, RoundCallback
-from benchmark.federation.site import RunContext, preserve_modes
+from benchmark.federation.site import preserve_modes
 from benchmark.federation.store import Store
 from benchmark.registry import build, parameters
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, RunError
 from methods import models
-from methods.base import FedMethod, Visit
+from methods.base import FedMethod
 from methods.models.norm import static_norms
 
 ONE_IMAGE = "Expected more than 1 value per channel when training"  # what PyTorch's batch norm says
@@ -130,7 +131,7 @@ def assemble(
     """
     config = run.config
     roster = data.roster(config.seed, **config.roster)
-    check_batches(method, data, config.seed, config.rounds)
+    check_batches(method, data, RunContext(data, config.seed, config.rounds, fabric))
     return Federation(
         method,
         data,
@@ -176,7 +177,7 @@ def check_network(name: str, model: nn.Module, image_shape: list[int], num_class
         )
 
 
-def check_batches(method: FedMethod, data: FSSLDataModule, seed: int, rounds: int) -> None:
+def check_batches(method: FedMethod, data: FSSLDataModule, context: RunContext) -> None:
     """Refuse batches of one image where batch norm cannot train on one: a client's visit would end the run late.
 
     Where the network cannot, a client whose streams leave one image over is visited in a copy of the method, since the
@@ -185,45 +186,33 @@ def check_batches(method: FedMethod, data: FSSLDataModule, seed: int, rounds: in
     Raises:
         ConfigError: names the client, the number of its images and what to do.
     """
-    if not _needs_two(method, data):
-        return
-    tried = set()
+    image, tried = torch.zeros(1, dtype=torch.int64, device=data.device), set()
+    with context.seeded("trial"), torch.no_grad():
+        try:
+            copy.deepcopy(method.model).train()(data.take("test", image))
+            return
+        except ValueError as error:
+            if ONE_IMAGE not in str(error):
+                return
     for client in range(data.num_clients):
         own = data.client(client)
-        single = [
-            (name, len(stream), stream.batch_size)
+        single = {
+            name: stream
             for name, stream in method.streams(own).items()
             if stream.min_batch == 1 and len(stream) % stream.batch_size == 1 % stream.batch_size
-        ]
-        names = tuple(name for name, _, _ in single)
-        if not single or names in tried:
+        }
+        if not single or tuple(single) in tried:
             continue
-        tried.add(names)
-        tested = copy.deepcopy(method)
-        engine = Engine(tested, RunContext(data, seed, rounds))
-        visit = Visit(0, client, labelled=len(own.labelled) > 0, size=own.size, first=True, rounds=rounds)
+        tried.add(tuple(single))
+        engine = Engine(copy.deepcopy(method), context)
+        visit = context.visit(0, client, own)
         try:
-            engine.run_visit(visit, engine.send(visit, tested.tensors("shared", "server")), None)
+            engine.run_visit(visit, engine.send(visit, method.tensors("shared", "server")), None)
         except RunError as error:
             if ONE_IMAGE in str(error):
-                name, count, size = single[0]
+                name, stream = next(iter(single.items()))
                 raise ConfigError(
-                    f"client {client} has {count} {name} images: in batches of {size} the last one has a single image, "
-                    "on which batch norm cannot train here; leave such batches out with --method.min_batch 2, or give "
-                    "another --method.batch_size, or a network with another norm"
+                    f"client {client} has {len(stream)} {name} images: in batches of {stream.batch_size} the last one "
+                    "has a single image, on which batch norm cannot train here; leave such batches out with "
+                    "--method.min_batch 2, or give another --method.batch_size, or a network with another norm"
                 ) from None
-
-
-def _needs_two(method: FedMethod, data: FSSLDataModule) -> bool:
-    """Whether the network cannot train on one image."""
-    view = next((view for stream in method.views.values() for view in stream.values()), None)
-    if view is None:
-        return False
-    devices = [data.device] if data.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.no_grad():
-        image = data.take(view, torch.zeros(1, dtype=torch.int64, device=data.device), torch.Generator(data.device))
-        try:
-            copy.deepcopy(method.model).train()(image)
-        except ValueError as error:
-            return ONE_IMAGE in str(error)
-    return False

@@ -5,34 +5,97 @@ head holds the rest of the state and names the clients' files; each name contain
 the files of clients that have changed, then replaces the head. The previous head stays, with the files that it names.
 Then the files that neither head names are removed. Every file is written under a temporary name, fsynced and renamed.
 During a save there are three generations on disk.
+
+Files are read as tensors and plain data alone: one from elsewhere cannot run code.
 """
 
 import hashlib
+import io
 import os
+import pickle
+import shutil
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning import Fabric
 from torch import Tensor
 
-from benchmark.federation.checkpoint_files import REMEDY, OnDisk, dumped, opened, staged, write_whole
 from benchmark.federation.collectives import from_first, tensors_in
 from datamodules.common.errors import RunError
-from datamodules.common.files import read_bytes
+from datamodules.common.files import named, read_bytes, replacing
 
 MAGIC = b"fssl-bench checkpoint 2\n"
 DIGEST_BYTES = 32
-PARTS = ("round", "server", "clients", "server_state", "bytes")  # of a run's state, from the first version on
 PER_CLIENT = ("clients", "memory")  # parts of a state that are stored by client, one file each
-SHARE = 0.02  # of the elapsed time, the most that is spent on saving
-FIRST_RATE = 1e8  # bytes per second, assumed until a save has been timed
+SHARE = 0.02  # of the time, the most that is spent on saving
 
-Saved = list[tuple[weakref.ReferenceType[Tensor], int]]
-"""The tensors of a client when they were saved, and how often each had been changed in place."""
+REMEDY = "bring this run's own checkpoint back, or delete the folder to start over"
+
+AGAIN = (
+    "the same command (without --overwrite) continues from the newest checkpoint that is intact. One that was saved "
+    "since this client's last visit shares the file, so it may be an older one, or none"
+)
+
+Key = tuple[str, int]
+"""A part of a state that is stored by client, and the client."""
+
+
+class Damaged(Exception):
+    """A file is missing, torn or changed; names it."""
+
+
+class OnDisk:
+    """A client's part of a state in a file of a checkpoint's format. The file is deleted with this object.
+
+    Args:
+        path: the file, which is written.
+        value: tensors and plain data.
+
+    Raises:
+        OSError: the disk is full; names the file.
+        RunError: the value holds more than tensors and plain data.
+    """
+
+    def __init__(self, path: Path, value: Any) -> None:
+        body = dumped(value)
+        self.path, self.digest = path, hashlib.sha256(body).hexdigest()
+        with named(path):
+            path.write_bytes(body)
+        weakref.finalize(self, path.unlink, missing_ok=True)
+
+    def read(self) -> Any:
+        """Read the value.
+
+        Raises:
+            RunError: the file is missing or damaged.
+        """
+        try:
+            return opened(read_intact(self.path, self.digest), self.path)
+        except Damaged as damage:
+            raise RunError(f"{damage}; {AGAIN}") from None
+
+    def give(self, path: Path) -> None:
+        """Give the file a second name, durably; where hard links are impossible, copy it.
+
+        A copy would write all that clients keep once more. So damage in place is damage under both names; the digest
+        tells it.
+        """
+        with named(path):
+            path.parent.mkdir(exist_ok=True)
+            temporary = path.with_name(path.name + ".tmp")
+            temporary.unlink(missing_ok=True)
+            try:
+                os.link(self.path, temporary)
+            except OSError:
+                shutil.copyfile(self.path, temporary)
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
 
 
 class Checkpoint:
@@ -46,83 +109,53 @@ class Checkpoint:
 
     def __init__(self, path: Path, every_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.path, self.every_s, self.clock = path, every_s, clock
-        self.known: dict[tuple[str, int], tuple[Saved, str]] = {}
-        self.now: set[str] = set()
-        self.before: set[str] = set()
-        self.began = self.last = clock()
-        self.look_at = self.began + every_s
-        self.spent, self.bytes = 0.0, 0
+        self.folder = path.with_suffix(".clients")
+        self.known: dict[Key, tuple[str, int | None]] = {}  # the file of a client, and the round that it is of
+        self.now, self.before = set[str](), set[str]()  # files that the head names, and its predecessor
+        self.last, self.cost = clock(), 0.0  # when a save ended, and the seconds that it took
 
-    def due(self, state: Mapping[str, Any]) -> bool:
-        """Whether it is time to save: the interval has passed, and saving stays within ``SHARE`` of the elapsed time.
-
-        The cost is estimated from the bytes that have changed and the speed of earlier saves.
-        """
-        if self.every_s == 0:
-            return True
-        if self.clock() < self.look_at:
-            return False
-        rate = self.bytes / self.spent if self.spent and self.bytes else FIRST_RATE
-        paid_at = self.began + (self.spent + self.changed_bytes(state) / rate) / SHARE
-        self.look_at = max(self.look_at, paid_at)  # more may change until then, never less
-        return self.clock() >= paid_at
-
-    def changed_bytes(self, state: Mapping[str, Any]) -> int:
-        """Bytes of the tensors that a save would write."""
-        own = [value for key, value in _entries(state) if not self._is_saved(key, _marks(value))]
-        return num_bytes(_rest(state)) + num_bytes(own)
+    def due(self) -> bool:
+        """Whether it is time to save: the interval has passed, and the last save was no more than ``SHARE`` of it."""
+        wait = max(self.every_s, self.cost / SHARE) if self.every_s else 0.0
+        return self.clock() >= self.last + wait
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Write what has changed since the last save; the previous checkpoint is kept as the predecessor.
 
-        A client's tensors are unchanged if they are the same objects and PyTorch has counted no in-place change.
+        What a client keeps has changed if ``state["changed"]`` names another round for it.
 
         Raises:
             OSError: a file cannot be written, e.g. to a full disk; names the file. The checkpoint on disk is as before,
                 and no partial file is left.
             RunError: ``state`` holds more than tensors and plain data.
         """
-        began, changed = self.clock(), self.changed_bytes(state)
-        known: dict[tuple[str, int], tuple[Saved, str]] = {}
-        kept: dict[str, dict[int, str]] = {part: {} for part in PER_CLIENT if part in state}
-        head: dict[str, Any] = {**_rest(state), **{part: {} for part in kept}, "kept": kept}
-        new: set[str] = set()
+        began = self.clock()
+        head, entries = _parted(state)
+        head |= {"kept": {part: {} for part in PER_CLIENT}, **{part: {} for part in PER_CLIENT}}
+        files, oldest = dict[Key, str](), set[str]()
         try:
-            for (part, client), value in _entries(state):
-                marks = _marks(value)
-                if isinstance(value, OnDisk):
-                    name = f"{part}-{client}-{value.digest}.pt"
-                    if name not in self.now:
-                        value.give(_folder(self.path) / name)
-                        new.add(name)
-                elif not marks:  # no tensors: not worth a file
-                    head[part][client], kept[part][client] = value, ""
-                    continue
-                elif self._is_saved((part, client), marks):
-                    name = self.known[part, client][1]
-                else:
-                    body = dumped(value, f"state[{part!r}][{client!r}]")
-                    name = f"{part}-{client}-{hashlib.sha256(body).hexdigest()}.pt"
-                    write_whole(_folder(self.path) / name, body)
-                    new.add(name)
-                known[part, client] = _remembered(marks), name
-                kept[part][client] = name
+            for key, own in entries.items():
+                part, client = key
+                name = head["kept"][part][client] = self._file_of(key, own, state)
+                if name:
+                    files[key] = name
+                else:  # no tensors: not worth a file
+                    head[part][client] = own
             body = dumped(head)
-            temporary = staged(self.path, MAGIC + hashlib.sha256(body).digest(), body)
+            with replacing(self.path) as file:
+                file.write(MAGIC + hashlib.sha256(body).digest())
+                file.write(body)
+                file.flush()  # a full disk is met here
+                if self.path.exists():
+                    os.replace(self.path, previous(self.path))
+                    oldest, self.before = self.before, self.now
         except (OSError, RunError):
-            self._discard(new - self.now - self.before)
+            self._discard(set(files.values()) - self.now - self.before)
             raise
-        if self.path.exists():
-            os.replace(self.path, previous(self.path))
-            oldest, self.before = self.before, self.now
-        else:
-            oldest = set()
-        os.replace(temporary, self.path)
-        self.known, self.now = known, {name for _, name in known.values()}
+        self.known, self.now = {key: (name, _changed(state, key)) for key, name in files.items()}, set(files.values())
         self._discard(oldest - self.before - self.now)
         self.last = self.clock()
-        self.spent, self.bytes = self.spent + self.last - began, self.bytes + changed
-        self.look_at = self.last + self.every_s
+        self.cost = self.last - began
 
     def load(self) -> dict[str, Any] | None:
         """The newest intact checkpoint, or ``None`` if there is none and never was.
@@ -133,51 +166,66 @@ class Checkpoint:
         Raises:
             RunError: files exist but no checkpoint is intact, or an intact one holds more than tensors and plain data.
         """
-        wrong = []
+        wrong, state = [], None
         for candidate in (self.path, previous(self.path)):
-            if not candidate.exists():
-                continue
-            try:
-                state, names = _read(candidate, _folder(self.path))
-            except _Damaged as damage:
-                wrong.append(str(damage))
-                continue
-            with suppress(OSError):
-                os.replace(candidate, self.path)
-            self.now, self.before = set(names.values()), files_of(previous(self.path))
-            self._discard(_listed(self.path) - self.now - self.before)
-            self._note(state, names)
-            return state
-        if wrong:
+            if state is None and candidate.exists():
+                try:
+                    state = self._read(candidate)
+                except Damaged as damage:
+                    wrong.append(str(damage))
+                    continue
+                with suppress(OSError):
+                    os.replace(candidate, self.path)
+                self.before = files_of(previous(self.path))
+        if state is None and wrong:
             raise RunError(
                 f"{self.path.parent}: no checkpoint is intact ({'; '.join(wrong)}); delete {self.path.name} and "
                 f"{previous(self.path).name} to start this run over"
             )
-        self._discard(_listed(self.path))
-        return None
+        self._discard({file.name for file in self.folder.glob("*")} - self.now - self.before)
+        return state
 
-    def taken_up(self, state: Mapping[str, Any]) -> None:
-        """Note that ``state`` is what was loaded, now in the run's own tensors: it need not be written again."""
-        self._note(state, {key: name for key, (_, name) in self.known.items()})
+    def _read(self, path: Path) -> dict[str, Any]:
+        """The state of the checkpoint with this head."""
+        state, known = _head(path), dict[Key, tuple[str, int | None]]()
+        for part, files in state.pop("kept", {}).items():
+            here, state[part] = state[part], {}
+            for client, name in files.items():
+                if name:
+                    file = self.folder / name
+                    here[client] = opened(read_intact(file, name.rpartition("-")[2].removesuffix(".pt")), file)
+                    known[part, client] = name, _changed(state, (part, client))
+                state[part][client] = here[client]
+        self.known, self.now = known, {name for name, _ in known.values()}
+        return state
 
-    def _note(self, state: Mapping[str, Any], names: Mapping[tuple[str, int], str]) -> None:
-        self.known = {key: (_remembered(_marks(value)), names[key]) for key, value in _entries(state) if key in names}
+    def _has(self, key: Key, state: Mapping[str, Any]) -> bool:
+        """Whether what a client keeps lies on disk as it is in ``state``."""
+        _, saved = self.known.get(key, ("", None))
+        return saved is not None and saved == _changed(state, key)
 
-    def _is_saved(self, key: tuple[str, int], marks: list[tuple[Tensor, int]]) -> bool:
-        before = self.known.get(key, ([], ""))[0]
-        return len(before) == len(marks) > 0 and all(
-            tensor is saved() and version == then
-            for (tensor, version), (saved, then) in zip(marks, before, strict=True)
-        )
+    def _file_of(self, key: Key, own: Any, state: Mapping[str, Any]) -> str:
+        """Name of the file of what a client keeps, written unless it is there; empty if there is no tensor in it."""
+        part, client = key
+        if self._has(key, state):
+            return self.known[key][0]
+        if isinstance(own, OnDisk):
+            name = f"{part}-{client}-{own.digest}.pt"
+            own.give(self.folder / name)
+        elif not tensors_in(own):
+            return ""
+        else:
+            body = dumped(own, f"state[{part!r}][{client!r}]")
+            name = f"{part}-{client}-{hashlib.sha256(body).hexdigest()}.pt"
+            self.folder.mkdir(exist_ok=True)
+            with replacing(self.folder / name) as file:
+                file.write(body)
+        return name
 
     def _discard(self, files: set[str]) -> None:
         for name in files:
             with suppress(OSError):
-                (_folder(self.path) / name).unlink()
-
-
-class _Damaged(Exception):
-    """A file of a checkpoint is missing, torn or changed; names it."""
+                (self.folder / name).unlink()
 
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
@@ -187,34 +235,20 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
     one.save(state)
 
 
-def sent_to_all(fabric: Fabric, state: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The first process's state, in every process; what a client keeps is a message of its own."""
-    if fabric.world_size == 1:
-        return None if state is None else dict(state)
-    entries = [] if state is None else list(_entries(state))
-    rest, keys = from_first(fabric, (None if state is None else _rest(state), [key for key, _ in entries]))
-    if rest is None:
-        return None
-    whole: dict[str, Any] = {**rest, **{part: {} for part in PER_CLIENT}}
-    for number, (part, client) in enumerate(keys):
-        whole[part][client] = from_first(fabric, entries[number][1] if entries else None)
-    return whole
-
-
 def load(path: Path) -> dict[str, Any] | None:
     """The newest intact checkpoint of ``path``; see ``Checkpoint.load``."""
     return Checkpoint(path).load()
 
 
-def check(state: Mapping[str, Any], where: Path) -> None:
-    """Check that a state is that of a run (``Federation.state_dict``).
-
-    Raises:
-        RunError: something is missing; names it.
-    """
-    for part in PARTS:
-        if part not in state:
-            raise RunError(f"{where}: not the checkpoint of a run: {part} is missing; {REMEDY}")
+def sent_to_all(fabric: Fabric, state: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The first process's state, in every process; what a client keeps is a message of its own."""
+    rest, entries = ({}, {}) if state is None else _parted(state)
+    if not (rest := from_first(fabric, rest)):
+        return None
+    whole = {**rest, **{part: {} for part in PER_CLIENT}}
+    for part, client in from_first(fabric, list(entries)):
+        whole[part][client] = from_first(fabric, entries.get((part, client)))
+    return whole
 
 
 def previous(path: Path) -> Path:
@@ -227,34 +261,10 @@ def remove(path: Path) -> None:
 
     In a read-only folder they stay, harmlessly.
     """
-    for file in (path, previous(path), path.with_name(path.name + ".tmp"), *_folder(path).glob("*")):
+    for file in (path, previous(path)):
         with suppress(OSError):
             file.unlink()
-    with suppress(OSError):
-        _folder(path).rmdir()
-
-
-def _folder(path: Path) -> Path:
-    """The folder of the clients' files."""
-    return path.with_suffix(".clients")
-
-
-def _listed(path: Path) -> set[str]:
-    """Names of all files in the clients' folder, temporary ones included."""
-    with suppress(OSError):
-        return set(os.listdir(_folder(path)))
-    return set()
-
-
-def _entries(state: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], Any]]:
-    """What is saved for each client, by part and client."""
-    for part in PER_CLIENT:
-        for client, value in state.get(part, {}).items():
-            yield (part, client), value
-
-
-def _rest(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in state.items() if key not in PER_CLIENT}
+    shutil.rmtree(path.with_suffix(".clients"), ignore_errors=True)
 
 
 def num_bytes(value: Any) -> int:
@@ -262,67 +272,108 @@ def num_bytes(value: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors_in(value))
 
 
-def _marks(value: Any) -> list[tuple[Tensor, int]]:
-    """The tensors of a value and how often each was changed in place (inference tensors keep no count)."""
-    return [(tensor, 0 if tensor.is_inference() else tensor._version) for tensor in tensors_in(value)]
+def files_of(path: Path) -> set[str]:
+    """Names of the clients' files that a head refers to; none if the head cannot be read."""
+    try:
+        return {name for names in _head(path).get("kept", {}).values() for name in names.values() if name}
+    except (Damaged, RunError):
+        return set()
 
 
-def _remembered(marks: list[tuple[Tensor, int]]) -> Saved:
-    """The marks with weak references, so that tensors a client no longer keeps are freed."""
-    return [(weakref.ref(tensor), version) for tensor, version in marks]
+def _parted(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Key, Any]]:
+    """A state without what is stored by client, and that."""
+    rest = {key: value for key, value in state.items() if key not in PER_CLIENT}
+    return rest, {(part, client): own for part in PER_CLIENT for client, own in state.get(part, {}).items()}
+
+
+def _changed(state: Mapping[str, Any], key: Key) -> int | None:
+    """The last round that has changed what a client keeps, if the state says so; one of an older version does not."""
+    part, client = key
+    changed: int | None = state.get("changed", {}).get(part, {}).get(client)
+    return changed
 
 
 def _head(path: Path) -> dict[str, Any]:
     """The content of a head.
 
     Raises:
-        _Damaged: it cannot be read, or its checksum is wrong.
+        Damaged: it cannot be read, or its checksum is wrong.
         RunError: it holds more than tensors and plain data.
     """
-    try:
-        raw = read_bytes(path)
-    except OSError as error:
-        raise _Damaged(f"{path.name}: {error.strerror}") from None
     start = len(MAGIC) + DIGEST_BYTES
+    raw = read_intact(path)
     if raw[: len(MAGIC)] != MAGIC or hashlib.sha256(raw[start:]).digest() != raw[len(MAGIC) : start]:
-        raise _Damaged(f"{path.name} is damaged")
+        raise Damaged(f"{path.parent.name}/{path.name} is damaged")
     return dict(opened(raw[start:], path))
 
 
-def files_of(path: Path) -> set[str]:
-    """Names of the clients' files that a head refers to; none if the head cannot be read."""
-    if not path.exists():
-        return set()
-    try:
-        return {name for names in _head(path).get("kept", {}).values() for name in names.values() if name}
-    except (_Damaged, RunError):
-        return set()
-
-
-def _read(path: Path, folder: Path) -> tuple[dict[str, Any], dict[tuple[str, int], str]]:
-    """The state in a head and the files that it names, and the names of those files.
+def save_plain(path: Path, state: dict[str, Any]) -> None:
+    """Write ``state`` atomically to ``path``, in one file that ``torch.load`` reads.
 
     Raises:
-        _Damaged: one of them is missing, torn or changed.
-        RunError: one of them holds more than tensors and plain data.
+        OSError: it cannot be written; names the file. What was there before is still there.
     """
-    state = _head(path)
-    names: dict[tuple[str, int], str] = {}
-    for part, files in state.pop("kept", {}).items():
-        here, state[part] = state[part], {}
-        for client, name in files.items():
-            if name:
-                names[part, client] = name
-            state[part][client] = opened(_intact(folder, name), folder / name) if name else here[client]
-    return state, names
+    with replacing(path) as file:
+        file.write(dumped(state))
 
 
-def _intact(folder: Path, name: str) -> bytes:
-    """The bytes of a client's file."""
+def plain(value: Any, where: str = "state") -> Any:
+    """The value with its tensors detached; it must consist of tensors and plain data.
+
+    Args:
+        value: numbers, strings, ``None``, tensors, and dicts, lists and tuples of them.
+        where: its name in the message.
+
+    Raises:
+        RunError: it holds something else; the message says where.
+    """
+    if isinstance(value, Tensor):
+        return value.detach()
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, dict):
+        return {plain(key, f"a key of {where}"): plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(plain(item, f"{where}[{number}]") for number, item in enumerate(value))
+    raise RunError(
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint keeps tensors, numbers, "
+        "strings, dicts, lists and tuples only. Keep the value in a registered tensor"
+    )
+
+
+def dumped(value: Any, where: str = "state") -> memoryview:
+    """The bytes of a file with this value, which must be ``plain``."""
+    buffer = io.BytesIO()
+    torch.save(plain(value, where), buffer)
+    return buffer.getbuffer()
+
+
+def opened(body: bytes, path: Path) -> Any:
+    """The value in the bytes of a file.
+
+    Raises:
+        RunError: they hold more than tensors and plain data; names the file.
+    """
     try:
-        body = read_bytes(folder / name)
+        return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, TypeError, EOFError, KeyError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise RunError(
+            f"{path}: this checkpoint holds more than tensors and plain data and was not opened ({first}); it was not "
+            f"written by this program; {REMEDY}"
+        ) from None
+
+
+def read_intact(path: Path, digest: str | None = None) -> bytes:
+    """The bytes of a file, with this SHA-256 if one is given.
+
+    Raises:
+        Damaged: it cannot be read, or has another.
+    """
+    try:
+        body = read_bytes(path)
     except OSError as error:
-        raise _Damaged(f"{folder.name}/{name}: {error.strerror}") from None
-    if not name.endswith(f"-{hashlib.sha256(body).hexdigest()}.pt"):
-        raise _Damaged(f"{folder.name}/{name} is damaged")
+        raise Damaged(f"{path.parent.name}/{path.name}: {error.strerror}") from None
+    if digest is not None and hashlib.sha256(body).hexdigest() != digest:
+        raise Damaged(f"{path.parent.name}/{path.name} is damaged")
     return body

@@ -41,12 +41,10 @@ def all_gather(fabric: Fabric, mine: Any) -> list[Any]:
     everyone = []
     for rank, (theirs, wanted) in enumerate(messages):
         sizes = [shape.numel() * dtype.itemsize for shape, dtype, _ in wanted]
-        if rank == fabric.global_rank:
-            own = [_as_bytes(tensor).to(fabric.device) for tensor in tensors]
-            flat = torch.cat([torch.empty(0, dtype=torch.uint8, device=fabric.device), *own])
-        else:
-            flat = torch.empty(sum(sizes), dtype=torch.uint8, device=fabric.device)
-        if sum(sizes):
+        flat = torch.empty(sum(sizes), dtype=torch.uint8, device=fabric.device)
+        if rank == fabric.global_rank and tensors:
+            torch.cat([_as_bytes(tensor).to(fabric.device) for tensor in tensors], out=flat)
+        if len(flat):
             dist.broadcast(flat, src=rank)
         if rank == fabric.global_rank:
             everyone.append(mine)
@@ -62,23 +60,24 @@ def gather_results(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
 
     Raises:
         Exception: ``work`` fails in this process.
-        RunError: ``work`` fails in another process; has that error's message, and its traceback as a note.
+        RunError: ``work`` fails in another process: its ``RunError``, or one with its message; has a note with the
+            traceback.
     """
     if fabric.world_size == 1:
         return [work()]
-    found, failed, own = None, None, None
+    found, failed, told = None, None, None
     try:
         found = work()
     except Exception as error:
-        failed, own = (message_of(error), "".join(traceback.format_exception(error))), error
-    everyone = all_gather(fabric, (failed, found))
-    if own is not None:
-        raise own
+        failed = error
+        told = error if isinstance(error, RunError) else RunError(message_of(error)), traceback.format_exc()
+    everyone = all_gather(fabric, (told, found))
+    if failed is not None:
+        raise failed
     for theirs, _ in everyone:
         if theirs is not None:
-            elsewhere = RunError(theirs[0])
-            elsewhere.add_note(theirs[1])
-            raise elsewhere
+            theirs[0].add_note(theirs[1])
+            raise theirs[0]
     return [theirs for _, theirs in everyone]
 
 
@@ -86,23 +85,16 @@ def on_first(fabric: Fabric, work: Callable[[], Found]) -> Found | None:
     """Run ``work`` in the first process alone and return its result there; the others return ``None``.
 
     Raises:
-        RunError: ``work`` has raised it; all processes raise the same error, so that none waits for the first.
+        RunError: see ``gather_results``.
     """
-    found, error = None, None
-    if fabric.is_global_zero:
-        try:
-            found = work()
-        except RunError as refusal:
-            error = refusal
-    if (refused := fabric.broadcast(error)) is not None:
-        raise refused
-    return found
+    found: list[Found] = []
+    gather_results(fabric, lambda: found.append(work()) if fabric.is_global_zero else None)
+    return found[0] if found else None
 
 
 def wait_for_all(fabric: Fabric) -> None:
     """Wait for all processes, over gloo where there is such a group: a barrier would use NCCL on GPUs."""
-    if fabric.world_size > 1:
-        dist.all_gather_object([None] * dist.get_world_size(), None)
+    all_gather(fabric, None)
 
 
 def from_first(fabric: Fabric, mine: Found) -> Found:
@@ -152,8 +144,10 @@ class JointMean:
         self.fabric, self.like = fabric, like
         self.own: dict[tuple[int, int], Mapping[str, Tensor]] = {}  # by client and repeat
 
-    def take(self, upload: Upload) -> Upload:
+    def take(self, upload: Upload | None) -> Upload | None:
         """Keep the tensors of an upload of this process; what is left of it goes to all processes."""
+        if upload is None:
+            return None
         self.own[upload.visit.client, upload.visit.repeat] = upload.tensors
         return replace(upload, tensors={}, bytes=upload.num_bytes)
 
@@ -188,10 +182,9 @@ class JointMean:
 
 
 def _without_gaps(tensor: Tensor) -> Tensor:
-    """The tensor itself if its memory has no gaps, otherwise a contiguous copy."""
-    kept = tensor.detach()
-    dense = torch.empty_like(kept, memory_format=torch.preserve_format, device="meta").stride() == kept.stride()
-    return kept if dense else kept.contiguous()
+    """The tensor itself if its memory has no gaps, otherwise a copy."""
+    dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+    return tensor.detach() if dense else tensor.detach().contiguous()
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
@@ -199,41 +192,27 @@ def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
-class _Splitter(pickle.Pickler):
-    """Pickles a message with numbers in place of its tensors, and keeps the tensors."""
+def split_tensors(tree: Any) -> tuple[bytes, list[Tensor]]:
+    """A message with numbers in place of its tensors, pickled, and the tensors, in order."""
+    tensors: list[Tensor] = []
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.tensors: list[Tensor] = []
-
-    def persistent_id(self, value: Any) -> int | None:
-        """The number of a tensor."""
+    def number(value: Any) -> int | None:
         if not isinstance(value, Tensor):
             return None
-        self.tensors.append(value)
-        return len(self.tensors) - 1
+        tensors.append(value)
+        return len(tensors) - 1
 
-
-class _Joiner(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]) -> None:
-        super().__init__(file)
-        self.tensors = tensors
-
-    def persistent_load(self, number: int) -> Tensor:
-        """The tensor of a number."""
-        return self.tensors[number]
-
-
-def split_tensors(tree: Any) -> tuple[bytes, list[Tensor]]:
-    """A message without its tensors, and the tensors, in order."""
-    splitter = _Splitter(file := io.BytesIO())
-    splitter.dump(tree)
-    return file.getvalue(), splitter.tensors
+    pickler = pickle.Pickler(file := io.BytesIO())
+    pickler.persistent_id = number  # type: ignore[method-assign]
+    pickler.dump(tree)
+    return file.getvalue(), tensors
 
 
 def join_tensors(skeleton: bytes, tensors: Sequence[Tensor]) -> Any:
     """The message that ``split_tensors`` split."""
-    return _Joiner(io.BytesIO(skeleton), tensors).load()
+    unpickler = pickle.Unpickler(io.BytesIO(skeleton))
+    unpickler.persistent_load = tensors.__getitem__  # type: ignore[method-assign]
+    return unpickler.load()
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

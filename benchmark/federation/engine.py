@@ -13,14 +13,13 @@ from torch import Tensor
 
 from benchmark.federation import hooks
 from benchmark.federation.collectives import tensors_in
-from benchmark.federation.fit import Fit, OptimizerStates, cloned, kept_states
-from benchmark.federation.metrics import Sums
+from benchmark.federation.fit import Fit, OptimizerStates, RunContext, kept_states
 from benchmark.federation.replay import Replay
-from benchmark.federation.site import ClientState, Holdings, LocalSite, RunContext, Sent, VisitResult, stream_of
+from benchmark.federation.scaling import loss_scaler
+from benchmark.federation.site import ClientState, LocalSite, Sent, VisitResult, measured, not_finite, stream_of
 from datamodules.base import SiteData
-from datamodules.common import streams as random_streams
-from datamodules.common.errors import RunError
-from datamodules.common.streams import SERVER
+from datamodules.common.errors import NOT_FINITE, RunError
+from datamodules.common.streams import SERVER, derive_seed
 from datamodules.partition.sites import true_labels
 from datamodules.views.batches import LocalWork
 from methods.base import FedMethod, Scope, Tally, Upload, Visit
@@ -60,12 +59,11 @@ class Engine:
     def counts(self) -> dict[str, int]:
         """Client steps in this process so far: how many were ``captured``, ``replayed`` or taken ``eager``.
 
-        Beside them the number of ``slots``, and of ``forms`` of batches. Empty without replay.
+        Beside them the number of ``slots``. Empty without replay.
         """
-        replays = [seat.replay for seat in self.seats if seat.replay is not None]
-        forms = {form for one in replays for form in one.forms}
-        ways = {way: sum(one.taken[way] for one in replays) for way in ("captured", "replayed", "eager")}
-        return {"slots": len(replays), "forms": len(forms), **ways} if replays else {}
+        taken = [seat.replay.taken for seat in self.seats if seat.replay is not None]
+        ways = {way: sum(own[way] for own in taken) for way in ("captured", "replayed", "eager")}
+        return {"slots": len(taken), **ways} if taken else {}
 
     def kept_bytes(self) -> int:
         """Bytes that a client keeps between visits: its personal tensors and the optimiser state that is kept."""
@@ -77,8 +75,11 @@ class Engine:
         self.method.trainer = None
         for optimizer in optimizers:
             for group in optimizer.param_groups:
+                # Adam keeps two tensors of the shape of a parameter, SGD with momentum one.
+                momentum = ["momentum_buffer"] if group.get("momentum") else []
+                names = ["exp_avg", "exp_avg_sq"] if "betas" in group else momentum
                 for parameter in group["params"]:
-                    optimizer.state[parameter] = dict.fromkeys(_state_names(group), parameter)
+                    optimizer.state[parameter] = dict.fromkeys(names, parameter)
         with self.hook_context("optimizer_scopes", 0):
             return personal + sum(tensor.nbytes for tensor in tensors_in(kept_states(self.method, optimizers)))
 
@@ -90,7 +91,7 @@ class Engine:
         Args:
             visits: those of this process; a client may have several.
             server: the server's tensors at the beginning of the round.
-            kept: what clients have kept from earlier visits; it is updated.
+            kept: what clients have kept from earlier visits; it is updated, unless a visit is left out.
 
         Raises:
             RunError: whatever the method raises, with the method, client and round.
@@ -102,26 +103,30 @@ class Engine:
                 results |= self.run_in_turns({visit: sent[visit] for visit in together}, kept)
             return results
         for visit in visits:
-            results[visit], kept[visit.client] = self.run_visit(visit, sent[visit], kept.get(visit.client))
+            results[visit], left = self.run_visit(visit, sent[visit], kept.get(visit.client))
+            if results[visit].counts:
+                kept[visit.client] = left
         return results
 
     def send(self, visit: Visit, server: Mapping[str, Tensor]) -> Sent:
         """What the method's ``broadcast`` sends to the visited client."""
         with self.hook_context("broadcast to", visit.round, visit):
-            sent = hooks.tensors(self.method.broadcast(server, visit), self.initial, "broadcast")
+            sent = self.method.broadcast(server, visit)
             return Sent(sent, index(self.method.sent_bytes(sent, visit)))
 
     def run_visit(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[VisitResult, ClientState]:
         """Run one visit in the first seat; returns its result and what the client keeps."""
-        seat = self.seats[0]
+        seat, state = self.seats[0], self.start_of(state)
         with self.context.seeded(*stream_of(visit)):
-            site, work = seat.begin_visit(visit, sent, self.start_of(state))
+            site, work = seat.begin_visit(visit, sent, state)
             with seat.turn(visit):
-                for _ in seat.train(site, work):
+                for _ in site.train(work, seat.replay):
                     pass
-            result, left = seat.end_visit(site, sent)
+            result, left = seat.end_visit(sent)
         if self.sequential:
-            self.shared_optimizer_state, left = left.optimizers, ClientState(left.tensors)
+            if result.counts:
+                self.shared_optimizer_state = left.optimizers
+            left.optimizers = []
         return result, left
 
     def start_of(self, state: ClientState | None) -> ClientState:
@@ -133,14 +138,11 @@ class Engine:
         self, sent: Mapping[Visit, Sent], kept: MutableMapping[int, ClientState]
     ) -> dict[Visit, VisitResult]:
         """Run visits of different clients, one in each seat; the seats take turns with each step."""
-        taken = self.assign_seats(list(sent))
-        begun, results = {}, {}
+        taken, walks, results = self.assign_seats(list(sent)), {}, {}
         for visit, seat in taken.items():
-            with seat.on_stream():  # what comes from the host waits for no other seat
-                state = kept.get(visit.client)
             with self.context.seeded(*stream_of(visit)):
-                begun[visit] = seat.begin_visit(visit, sent[visit], state)
-        walks = {visit: taken[visit].train(site, work) for visit, (site, work) in begun.items()}
+                site, work = seat.begin_visit(visit, sent[visit], kept.get(visit.client))
+            walks[visit] = site.train(work, seat.replay)
         while walks:
             for visit, steps in list(walks.items()):
                 with taken[visit].turn(visit):
@@ -148,7 +150,9 @@ class Engine:
                         del walks[visit]
         for visit, seat in taken.items():
             with self.context.seeded(*stream_of(visit)):
-                results[visit], kept[visit.client] = seat.end_visit(begun[visit][0], sent[visit])
+                results[visit], left = seat.end_visit(sent[visit])
+            if results[visit].counts:
+                kept[visit.client] = left
         return results
 
     def assign_seats(self, together: Sequence[Visit]) -> dict[Visit, "Seat"]:
@@ -158,50 +162,38 @@ class Engine:
         has met the fewest sizes.
         """
         free, taken = list(self.seats), dict[Visit, Seat]()
-        known = {size for seat in self.seats for size in seat.sizes}
-        for visit in sorted(together, key=lambda v: v.size not in known):
+        for visit in together:
             seat = min(free, key=lambda seat: (visit.size not in seat.sizes, len(seat.sizes)))
             free.remove(seat)
-            taken[visit] = seat
-        for visit, seat in taken.items():
             seat.sizes.add(visit.size)
-        return {visit: taken[visit] for visit in together}
+            taken[visit] = seat
+        return taken
 
-    def run_server(self, round: int, state: ClientState | None, first: bool) -> tuple[VisitResult, ClientState]:
-        """Run ``server_step``, before the first round (``first``) or after an aggregation.
+    def run_server(
+        self, round: int, states: OptimizerStates | None, before: bool
+    ) -> tuple[VisitResult, OptimizerStates]:
+        """Run ``server_step``, after an aggregation or ``before`` the first round.
+
+        Args:
+            round: its number.
+            states: of the optimisers, kept from the server's visit before; ``None``: there was none.
+            before: see above.
 
         Returns:
-            the result, without an upload, and what the server keeps.
+            the result, without an upload, and the states that the server keeps.
         """
         data, seat = self.context.data.server, self.seats[0]
         if data.validation is not None:
-            if self.method.uses_validation:
-                data = replace(data, validation_labels=true_labels(self.context.data)[data.validation])
-            else:
-                data = replace(data, validation=None)
-        visit = Visit(
-            round,
-            SERVER,
-            repeat=int(first),
-            labelled=len(data.labelled) > 0,
-            size=data.size,
-            first=state is None,
-            rounds=self.context.rounds,
-        )
-        site = seat.attach(visit, data, state.optimizers if state else [])
+            seen = self.method.uses_validation
+            labels = true_labels(self.context.data)[data.validation] if seen else None
+            data = replace(data, validation=data.validation if seen else None, validation_labels=labels)
+        visit = self.context.visit(round, SERVER, data, repeat=int(before), first=states is None)
+        site = seat.attach(visit, data, states or [])
         with self.context.seeded(*stream_of(visit)), hooks.errors_at(hooks.location(visit), self.method):
             seat.train_mode()
             self.method.server_step(site)
             seat.check_visit()
-        return VisitResult(None, seat.detach(), 0, site.steps), ClientState({}, site.optimizer_states)
-
-    def aggregate(self, uploads: Sequence[Upload], round: int) -> Sums:
-        """The server aggregates uploads into its next model; returns what it logged."""
-        tally = self.method._engine.tally = Tally()
-        with self.hook_context("aggregate", round):
-            self.method.aggregate(uploads)
-        self.method._engine.tally = None
-        return tally.taken()
+            return seat.result(None), site.optimizer_states
 
     @contextmanager
     def hook_context(self, hook: str, round: int, visit: Visit | None = None) -> Iterator[None]:
@@ -235,11 +227,12 @@ class Seat:
     ) -> None:
         self.method, self.context, self.initial = method, context, initial
         device = context.data.device
-        self.tally, self.hidden = Tally(), Tally()  # what the method logs, and what only the engine may know
+        self.tally, self.site = Tally(), LocalSite(method, context)
         self.generator = torch.Generator(device=device)
-        self.holdings = Holdings(context.data)
         self.sizes = set[int]()  # of clients that it has been
-        method._engine = EngineState(context.autocast, context.scaler(), tensors=RegisteredTensors(method))
+        method._engine = EngineState(
+            context.fabric.autocast, loss_scaler(context.fabric, method), tensors=RegisteredTensors(method)
+        )
         draw_from(method, self.generator)
         if not method.training:  # it was put into evaluation mode after it was built
             method.train()
@@ -248,7 +241,7 @@ class Seat:
         self.shared = {name: initial[name] for name in method.names("shared")}
         self.accelerator: Any = torch.get_device_module(device) if own_stream and device.type != "cpu" else None
         self.stream = self.accelerator.Stream(device) if self.accelerator else None
-        tallies = (self.tally, self.hidden)
+        tallies = (self.tally, measured(self.site))
         self.replay = Replay(method, self.generator, tallies, self.stream) if replay else None
 
     def begin_visit(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[LocalSite, LocalWork]:
@@ -264,23 +257,13 @@ class Seat:
             self.train_mode()
         return site, work
 
-    def train(self, site: LocalSite, work: LocalWork) -> Iterator[None]:
-        """Take all steps of the visit; yields after each."""
-        fit = site.prepare_fit(len(work))
-        step = self.replay.begin(fit) if self.replay else None
-        yield from fit.run(len(work), lambda number: site.batches(work, number), step)
-        site.keep(fit)
-        if step is not None:  # recorded steps go on writing into the tensors of the state
-            site.optimizer_states = [[cloned(state) for state in own] for own in site.optimizer_states]
-
-    def end_visit(self, site: LocalSite, sent: Sent) -> tuple[VisitResult, ClientState]:
+    def end_visit(self, sent: Sent) -> tuple[VisitResult, ClientState]:
         """The client uploads; returns the result of the visit and what the client keeps."""
-        method = self.method
+        method, site = self.method, self.site
         with self.turn(site.visit):
             made = method.make_upload(site)
             self.check_visit()
-            upload = hooks.upload(made, site.visit, self.shared, method.registered())
-            result = VisitResult(upload, self.detach(), sent.bytes, site.steps)
+            result = self.result(hooks.upload(made, site.visit, self.shared), sent.bytes)
             kept = ClientState(method.tensors("personal"), site.optimizer_states)
         if self.stream is not None:
             self.accelerator.current_stream(self.context.data.device).wait_stream(self.stream)
@@ -299,15 +282,28 @@ class Seat:
         """
         method = self.method
         self.tally.clear()
-        self.hidden.clear()
-        self.generator.manual_seed(random_streams.derive_seed(self.context.seed, *stream_of(visit)))
+        self.site.begin(visit, data, states)
+        self.generator.manual_seed(derive_seed(self.context.seed, *stream_of(visit)))
         method.visit, method.generator, method._engine.tally = visit, self.generator, self.tally
-        return LocalSite(method, self.context, data, visit, states, self.hidden, self.holdings)
+        return self.site
 
-    def detach(self) -> Sums:
-        """Disconnect the copy from the visit; returns what was logged."""
+    def result(self, upload: Upload | None, bytes_down: int = 0) -> VisitResult:
+        """Disconnect the copy from the visit; returns the result of that.
+
+        Raises:
+            RunError: something in it is not finite, and the run, or the server's visit, does not leave it out.
+        """
         self.method._engine.tally = self.method.trainer = None
-        return self.tally.taken() | self.hidden.taken()
+        logged = self.tally.taken() | measured(self.site).taken()
+        result = VisitResult(upload, logged, bytes_down, self.site.steps)
+        what = not_finite(result)
+        if what and (self.site.visit.at_server or not self.context.skips):
+            raise RunError(
+                f"{what} {NOT_FINITE}. The last checkpoint is intact; lower the learning rate, take masked_mean of "
+                "methods.parts.tensors for a mean over a mask that may be empty, or try --precision 32-true if this "
+                "was mixed precision"
+            )
+        return result._replace(counts=not what)
 
     def train_mode(self) -> None:
         """Training mode for all parts but those that were built in evaluation mode, as in a fit of Lightning's."""
@@ -330,17 +326,14 @@ class Seat:
                     f"{name!r} was changed, but counts as frozen, which is not sent: it came without a gradient, or in "
                     "evaluation mode. Give it another scope in `scopes`"
                 )
-        self.holdings.require_own()
+        self.site._require_own()
 
     @contextmanager
     def turn(self, visit: Visit) -> Iterator[None]:
-        """Within it, work is done on the seat's stream, and errors name the method, client and round."""
-        with self.on_stream(), hooks.errors_at(hooks.location(visit), self.method):
+        """Within it, work is done on the seat's own stream, if it has one; errors name the method, client and round."""
+        stream = nullcontext() if self.stream is None else self.accelerator.stream(self.stream)
+        with stream, hooks.errors_at(hooks.location(visit), self.method):
             yield
-
-    def on_stream(self) -> Any:
-        """On a GPU, the context of the seat's own stream, if it has one."""
-        return nullcontext() if self.stream is None else self.accelerator.stream(self.stream)
 
 
 def grouped(visits: Sequence[Visit], seats: int) -> Iterator[list[Visit]]:
@@ -349,8 +342,3 @@ def grouped(visits: Sequence[Visit], seats: int) -> Iterator[list[Visit]]:
         alike = sorted((v for v in visits if v.repeat == repeat), key=lambda v: (-v.size, v.client))
         for start in range(0, len(alike), seats):
             yield alike[start : start + seats]
-
-
-def _state_names(group: Mapping[str, Any]) -> Sequence[str]:
-    """Optimiser state of the shape of a parameter: Adam keeps two tensors, SGD with momentum one."""
-    return ("exp_avg", "exp_avg_sq") if "betas" in group else ("momentum_buffer",) if group.get("momentum") else ()

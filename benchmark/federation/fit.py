@@ -1,69 +1,110 @@
 """A visit as a fit: the steps of a client, or of the server, in the order of Lightning's ``Trainer.fit``."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from ctypes import c_float
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+from lightning import Fabric
 from lightning.pytorch import Callback
 from lightning.pytorch.core.optimizer import (
     LightningOptimizer,
     _configure_optimizers,
     _configure_schedulers_automatic_opt,
 )
-from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
 
 from benchmark.federation import hooks
+from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common.errors import RunError
+from datamodules.common.streams import derive_seed
 from datamodules.views.batches import Batch
-from methods.base import FedMethod
+from methods.base import FedMethod, Visit
 
 OptimizerStates = list[list[dict[str, Any]]]
 """State of every parameter, by optimiser, in the order of ``configure_optimizers``."""
 
 
+@dataclass(frozen=True)
+class RunContext:
+    """What all visits of a run have in common.
+
+    Args:
+        data: the data module, set up, on the method's device.
+        seed: the run's seed, from which all random streams are derived.
+        rounds: number of rounds of the run, for schedules.
+        fabric: launched; gives precision and loggers.
+        skips: whether visits that end with numbers that are not finite are left out; otherwise they end the run.
+        callbacks: Lightning callbacks, called in every fit.
+    """
+
+    data: FSSLDataModule
+    seed: int
+    rounds: int
+    fabric: Fabric
+    skips: bool = False
+    callbacks: Sequence[Callback] = ()
+
+    def visit(self, round: int, client: int, site: SiteData, **more: Any) -> Visit:
+        """A visit of a client, or of the server, to the site with these data; ``more``: see ``Visit``."""
+        labelled = len(site.labelled) > 0
+        return Visit(round=round, client=client, labelled=labelled, size=site.size, rounds=self.rounds, **more)
+
+    @contextmanager
+    def seeded(self, purpose: str, *where: int) -> Iterator[None]:
+        """Seed torch's global generators, those of the CPU and of the device, and restore them afterwards.
+
+        ``torch.manual_seed`` is slow: for kinds of devices that are not there it records the stack.
+        """
+        device, seed = self.data.device, derive_seed(self.seed, purpose, *where)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.default_generator.manual_seed(seed)
+            if device.type != "cpu":
+                torch.get_device_module(device).manual_seed(seed)
+            yield
+
+
 class Fit:
     """One fit of the method as it stands, which meets it as ``self.trainer``: as much of Lightning's as a visit has.
 
-    It is its own ``strategy`` and ``precision_plugin``. ``steps`` counts calls of ``training_step``; ``global_step``
+    It is its own strategy and precision plugin. ``steps`` counts calls of ``training_step``; ``global_step``
     counts optimiser steps, as Lightning does.
 
     Args:
         method: trained in place.
         states: state that the optimisers start from; empty: they start afresh.
         max_epochs: number of local epochs.
-        callbacks: Lightning callbacks.
-        loggers: what ``self.logger`` and ``self.loggers`` give.
-        rank: rank of this process.
-        ranks: number of processes.
+        context: gives callbacks, loggers and ranks; ``None``: there are none.
     """
 
     gradient_clip_val: float | None = None
     gradient_clip_algorithm: str | None = None
     accumulate_grad_batches = 1
     training, sanity_checking, validating, testing, predicting = True, False, False, False, False
+    strategy = precision_plugin = property(lambda self: self)  # for ``manual_backward``, ``optimizers``, clipping
 
     def __init__(
-        self,
-        method: FedMethod,
-        states: OptimizerStates,
-        max_epochs: int = 0,
-        callbacks: Sequence[Callback] = (),
-        loggers: Sequence[Any] = (),
-        rank: int = 0,
-        ranks: int = 1,
+        self, method: FedMethod, states: OptimizerStates, max_epochs: int = 0, context: RunContext | None = None
     ) -> None:
         self.method = self.lightning_module = method
         self.scaler = method._engine.loss_scaler
-        self.callbacks, self.loggers = list(callbacks), list(loggers)
-        self.logger = self.loggers[0] if loggers else None
-        self.global_rank, self.world_size, self.is_global_zero = rank, ranks, rank == 0
+        self.callbacks = list(context.callbacks) if context else []
+        self.loggers = list(context.fabric.loggers) if context else []
+        self.logger = self.loggers[0] if self.loggers else None
+        self.global_rank, self.world_size = (
+            (context.fabric.global_rank, context.fabric.world_size) if context else (0, 1)
+        )
+        self.is_global_zero = self.global_rank == 0
         self.max_epochs = max_epochs
         self.current_epoch = self.global_step = self.batch_idx = self.steps = 0
         method.trainer = self  # type: ignore[assignment]
-        self.optimizers, self.lr_scheduler_configs = configured(method)
+        made = method.configure_optimizers()  # in any of Lightning's forms; it refuses others
+        self.optimizers, schedulers, monitor = ([], [], None) if made is None else _configure_optimizers(made)
+        self.lr_scheduler_configs = _configure_schedulers_automatic_opt(schedulers, monitor)
         load_states(self.optimizers, states)
         if self.scaler is not None:
             self.scaler.begin(self.optimizers)
@@ -71,18 +112,16 @@ class Fit:
         self._lightning_optimizers = [wrapped(one, self) for one in self.optimizers]  # type: ignore[arg-type]
 
     def run(
-        self, epochs: int, batches: Callable[[int], Iterable[Batch]], step: Callable[[Batch, int], Any] | None = None
+        self, batches: Callable[[int], Iterable[Batch]], step: Callable[[Batch, int], None] | None = None
     ) -> Iterator[None]:
         """Take all steps; yields after each.
 
         Args:
-            epochs: number of local epochs.
             batches: makes the batches of an epoch, by its number.
             step: takes one step and calls ``on_train_batch_end``; default: ``self.step``.
         """
         method, call, step = self.method, self.call, step or self.step
-        self.max_epochs = epochs
-        for epoch in range(epochs):
+        for epoch in range(self.max_epochs):
             self.current_epoch = epoch
             walk = batches(epoch)
             if epoch == 0:
@@ -99,7 +138,7 @@ class Fit:
                 yield
             self.advance_schedules("epoch")
             call("on_train_epoch_end")
-        if epochs == 0:
+        if self.max_epochs == 0:
             call("on_train_start")
         call("on_train_end")
 
@@ -126,22 +165,20 @@ class Fit:
         """
         method, outputs = self.method, dict[str, Any]()
 
-        def forward() -> None:
+        def closure() -> Tensor | None:
             with method.autocast():
                 made = method.training_step(batch, number)
             outputs.update(hooks.step_outputs(made, method.automatic_optimization))
-
-        def closure() -> Tensor | None:
-            forward()
-            self.call("on_before_zero_grad", self.optimizers[0])
-            method.optimizer_zero_grad(self.current_epoch, number, self.optimizers[0])
             loss: Tensor | None = outputs.get("loss")
-            if loss is not None:
-                self.backward(loss)
+            if method.automatic_optimization:
+                self.call("on_before_zero_grad", self.optimizers[0])
+                method.optimizer_zero_grad(self.current_epoch, number, self.optimizers[0])
+                if loss is not None:
+                    self.backward(loss)
             return loss
 
         if not method.automatic_optimization:
-            forward()
+            closure()
         elif len(self.optimizers) == 1:
             method.optimizer_step(self.current_epoch, number, self._lightning_optimizers[0], closure)
         else:
@@ -156,16 +193,6 @@ class Fit:
         if self.scaler is not None:
             self.scaler.update()
         return outputs
-
-    @property
-    def strategy(self) -> "Fit":
-        """What ``manual_backward`` and ``optimizers`` ask for."""
-        return self
-
-    @property
-    def precision_plugin(self) -> "Fit":
-        """What ``clip_gradients`` asks for."""
-        return self
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None, *args: Any, **kwargs: Any) -> None:
         """Behind ``manual_backward``, and in the automatic step."""
@@ -214,29 +241,8 @@ class Fit:
                     self.method.lr_scheduler_step(schedule.scheduler, None)
 
 
-def configured(method: FedMethod) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
-    """The optimisers and schedulers that ``configure_optimizers`` describes, in any of Lightning's forms.
-
-    Lightning itself refuses anything else.
-
-    Raises:
-        RunError: a scheduler waits for a metric.
-    """
-    made = method.configure_optimizers()
-    if made is None:
-        return [], []
-    optimizers, schedulers, monitor = _configure_optimizers(made)
-    schedules = _configure_schedulers_automatic_opt(schedulers, monitor)
-    if any(schedule.reduce_on_plateau for schedule in schedules):
-        raise RunError(
-            "configure_optimizers returned a ReduceLROnPlateau, which waits for a metric, and none is measured while a "
-            "client trains; keep it out of what is returned and step it in on_train_epoch_end"
-        )
-    return optimizers, schedules
-
-
 def load_states(optimizers: Sequence[Optimizer], states: OptimizerStates) -> None:
-    """Give optimisers copies of stored states; an optimiser without stored state starts afresh.
+    """Give optimisers copies of stored states, on their device; an optimiser without stored state starts afresh.
 
     Raises:
         RunError: the states are those of other optimisers.
@@ -247,18 +253,14 @@ def load_states(optimizers: Sequence[Optimizer], states: OptimizerStates) -> Non
             "same ones, or let optimizer_scopes say 'local'"
         )
     for optimizer, stored in zip(optimizers, states, strict=False):
+        by_hand = not any(optimizer.defaults.get(name) for name in ("fused", "capturable"))
         for parameter, state in zip(parameters_of(optimizer), stored, strict=True):
             if state:
-                optimizer.state[parameter] = cloned(state)
-
-
-def cloned(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a parameter's state, with tensors of its own."""
-    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
+                optimizer.state[parameter] = copied(state, parameter.device, "cpu" if by_hand else parameter.device)
 
 
 def kept_states(method: FedMethod, optimizers: Sequence[Optimizer]) -> OptimizerStates:
-    """The optimiser state that ``optimizer_scopes`` keeps for the client's next visit or, if shared, for anyone's.
+    """Copies of the state that ``optimizer_scopes`` keeps for the client's next visit or, if shared, for anyone's.
 
     Raises:
         RunError: ``optimizer_scopes`` does not fit the optimisers.
@@ -272,9 +274,19 @@ def kept_states(method: FedMethod, optimizers: Sequence[Optimizer]) -> Optimizer
     if {*scopes} == {"local"}:
         return []
     return [
-        [{} if scope == "local" else dict(optimizer.state.get(p, {})) for p in parameters_of(optimizer)]
+        [{} if scope == "local" else copied(optimizer.state.get(p, {})) for p in parameters_of(optimizer)]
         for scope, optimizer in zip(scopes, optimizers, strict=True)
     ]
+
+
+def copied(state: Mapping[str, Any], device: Any = None, step: Any = None) -> dict[str, Any]:
+    """A copy of a parameter's state, with tensors of its own on ``device``, but its number of steps on ``step``."""
+    return {
+        name: value.to(device=step if name == "step" else device, copy=True, non_blocking=True)
+        if isinstance(value, Tensor)
+        else value
+        for name, value in state.items()
+    }
 
 
 def round_rates(optimizers: Sequence[Optimizer]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from difflib import get_close_matches
 from operator import index
 from typing import Any, get_args
@@ -14,8 +15,6 @@ from datamodules.common.plugins import users_place
 from datamodules.common.streams import SERVER
 from methods.base import FedMethod, Scope, Upload, Visit
 
-Shapes = Mapping[str, Tensor]
-"""Tensors by name; only their names, shapes and types matter."""
 STREAMS = ("labelled", "unlabelled")
 ALIKE = 0.88  # how similar a name must be to a hook's to count as a misspelling
 
@@ -63,30 +62,8 @@ def cohorts(made: Any, num_clients: int) -> list[list[int]]:
         RunError: a client does not exist.
     """
     found = [list(cohort) for cohort in made]
-    for cohort in found:
-        for client in cohort:
-            _require_client(client, num_clients)
+    _require_clients([client for cohort in found for client in cohort], num_clients)
     return found
-
-
-def tensors(made: Any, like: Shapes, hook: str) -> dict[str, Tensor]:
-    """Tensors by name, to be copied into the registered tensors of those names.
-
-    Args:
-        made: what the hook returned.
-        like: registered tensors.
-        hook: its name, for the message.
-
-    Raises:
-        RunError: a name or shape is not that of a registered tensor.
-    """
-    for name, value in made.items():
-        if name not in like:
-            raise RunError(f"{hook} gives a tensor {name!r}, which the method has not registered")
-        if value.shape != like[name].shape:
-            was = list(like[name].shape)
-            raise RunError(f"{hook} gives the shape {list(value.shape)} for {name!r}, which has the shape {was}")
-    return dict(made)
 
 
 def step_outputs(made: Any, automatic: bool) -> dict[str, Any]:
@@ -101,9 +78,7 @@ def step_outputs(made: Any, automatic: bool) -> dict[str, Any]:
     """
     outputs = {} if made is None else dict(made) if isinstance(made, Mapping) else {"loss": made}
     loss = outputs.get("loss")
-    if not automatic or made is None:
-        return outputs
-    if not isinstance(loss, Tensor) or loss.ndim:
+    if automatic and made is not None and not (isinstance(loss, Tensor) and loss.ndim == 0):
         raise RunError(
             f"training_step returned {made!r:.80}; with automatic optimisation it returns a scalar loss, a "
             "dict with a scalar 'loss', or None"
@@ -111,14 +86,13 @@ def step_outputs(made: Any, automatic: bool) -> dict[str, Any]:
     return outputs
 
 
-def upload(made: Upload | None, visit: Visit, shared: Shapes, live: Shapes) -> Upload | None:
+def upload(made: Upload | None, visit: Visit, shared: Mapping[str, Tensor]) -> Upload | None:
     """What ``make_upload`` returned, in tensors of its own.
 
     Args:
         made: what it returned.
         visit: the visit that it ends.
         shared: the server's tensors that clients upload.
-        live: the module's registered tensors, which the next client writes into.
 
     Raises:
         RunError: it is the ``Upload`` of another visit, its tensors are not exactly the shared ones, in name and shape,
@@ -128,23 +102,22 @@ def upload(made: Upload | None, visit: Visit, shared: Shapes, live: Shapes) -> U
         return None
     if made.visit != visit:
         raise RunError(f"make_upload returned an Upload of another visit ({made.visit}); give it client.visit")
-    tensors(made.tensors, shared, "make_upload")
-    if missing := [name for name in shared if name not in made.tensors]:
-        raise RunError(
-            f"make_upload leaves out {missing[0]!r}; upload all shared tensors, and give what is not uploaded another "
-            "scope (personal, local, server or frozen)"
-        )
+    for name in {**shared, **made.tensors}:
+        if name not in made.tensors:
+            raise RunError(
+                f"make_upload leaves out {name!r}; upload all shared tensors, and give what is not uploaded another "
+                "scope (personal, local, server or frozen)"
+            )
+        if name not in shared or made.tensors[name].shape != shared[name].shape:
+            raise RunError(
+                f"make_upload gives {name!r}, which is not shared, or another shape than it has; use `stats`"
+            )
     made.weight = float(made.weight)
     if made.weight < 0:
         raise RunError(f"make_upload gives the weight {made.weight}; give a number from 0")
-    if made.bytes is not None:
-        made.bytes = index(made.bytes)
-    places = {_memory(tensor) for tensor in live.values()}
-    for name, value in made.tensors.items():
-        made.tensors[name] = value.detach().clone() if _memory(value) in places else value.detach()
-    for name, value in made.stats.items():
-        made.stats[name] = value.detach().clone()  # it may lie in the state of an optimiser, too
-    return made
+    made.bytes = None if made.bytes is None else index(made.bytes)
+    # They may lie in tensors of the module or of an optimiser, which the next client writes into.
+    return replace(made, tensors=_copies(made.tensors), stats=_copies(made.stats))
 
 
 def remembered(made: Any, num_clients: int) -> dict[int, dict[str, Tensor]]:
@@ -153,9 +126,8 @@ def remembered(made: Any, num_clients: int) -> dict[int, dict[str, Tensor]]:
     Raises:
         RunError: a key is not a client id.
     """
-    for client in made:
-        _require_client(client, num_clients)
-    return {client: {name: value.detach().clone() for name, value in own.items()} for client, own in made.items()}
+    _require_clients(made, num_clients)
+    return {client: _copies(own) for client, own in made.items()}
 
 
 def in_place(method: FedMethod) -> None:
@@ -201,13 +173,14 @@ def _cause(error: BaseException, method: FedMethod) -> str:
     return f"{type(error).__name__}: {safe_str(error)}" + (f" ({line})" if line else "")
 
 
-def _require_client(client: Any, num_clients: int) -> None:
-    if not isinstance(client, int) or not 0 <= client < num_clients:
-        raise RunError(f"there is no client {client!r}; ids run from 0 to {num_clients - 1}")
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in tensors.items()}
 
 
-def _memory(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage().data_ptr())
+def _require_clients(given: Iterable[Any], num_clients: int) -> None:
+    for client in given:
+        if not isinstance(client, int) or not 0 <= client < num_clients:
+            raise RunError(f"there is no client {client!r}; ids run from 0 to {num_clients - 1}")
 
 
 def _is_empty(method: FedMethod, prefix: str) -> bool:

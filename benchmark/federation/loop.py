@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections import ChainMap, Counter
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from math import isnan
@@ -15,7 +15,6 @@ from lightning.pytorch import Callback
 from torch import Tensor
 
 from benchmark.federation import hooks
-from benchmark.federation.checkpoint_files import OnDisk
 from benchmark.federation.collectives import (
     JointMean,
     all_gather,
@@ -26,16 +25,13 @@ from benchmark.federation.collectives import (
     to_device,
 )
 from benchmark.federation.engine import Engine
-from benchmark.federation.fit import OptimizerStates
+from benchmark.federation.fit import OptimizerStates, RunContext
 from benchmark.federation.metrics import Sums, class_accuracies, client_accuracies, recorded_means, scores, sum_logged
-from benchmark.federation.scaling import loss_scaler
-from benchmark.federation.site import ClientState, RunContext, VisitResult, not_finite
+from benchmark.federation.site import ClientState, VisitResult
 from benchmark.federation.store import Store
 from datamodules.base import FSSLDataModule
-from datamodules.common.errors import RunError
-from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
-from methods.base import FedMethod, Upload, Visit
+from methods.base import FedMethod, Tally, Upload, Visit
 from methods.parts.visits import rounds_were_asked
 
 CLIENTS_PER_MESSAGE = 4  # of each process, whose states are sent in one message
@@ -92,28 +88,20 @@ class Federation:
     ) -> None:
         hooks.check_declarations(method)
         self.method, self.data, self.roster, self.fabric = method.to(fabric.device), data, roster, fabric
-        self.rounds, self.seed, self.eval_every, self.nonfinite = rounds, seed, eval_every, nonfinite
+        self.rounds, self.eval_every = rounds, eval_every
         self.average_last = min(average_last, rounds)
         self.joins_sums = sums == "by_rank" and hooks.uploads_needed(type(method)) == "mean"
         self.callbacks = [one for one in callbacks if hasattr(one, "on_round_end")]
-        context = RunContext(
-            data,
-            seed,
-            rounds,
-            fabric.autocast,
-            lambda: loss_scaler(fabric, method),
-            callbacks=[one for one in callbacks if isinstance(one, Callback)],
-            loggers=fabric.loggers,
-            rank=fabric.global_rank,
-            ranks=fabric.world_size,
-        )
+        lightnings = [one for one in callbacks if isinstance(one, Callback)]
+        context = RunContext(data, seed, rounds, fabric, nonfinite == "skip", lightnings)
         self.engine = Engine(method, context, slots or 1, replay and slots is not None)
         method.spread = self.spread = partial(spread, fabric)  # leads to no data
+        self.server = method.tensors("shared", "server")
+        self.server_state: OptimizerStates | None = None  # of its optimisers; before the first round there are none
+        self.clients = Store() if store is None else store
         self.memory: dict[int, dict[str, Tensor]] = {}
         method.memory = self.memory
-        self.server = method.tensors("shared", "server")
-        self.server_state: ClientState | None = None
-        self.clients = Store() if store is None else store
+        self.changed: dict[str, dict[int, int]] = {"clients": {}, "memory": {}}  # last rounds that changed them
         self.round = self.bytes_up = self.bytes_down = self.steps = self.skipped = 0
         self.summed: dict[str, Tensor] = {}
         self.averaged: dict[str, Any] | None = None
@@ -148,10 +136,9 @@ class Federation:
             row = self.run_round(self.round)
             self.round += 1
             if row is not None:
-                taken = self.engine.counts()
-                row["timing"] = {"seconds": round(time.perf_counter() - started, 4)} | (
-                    {"slots": taken} if taken else {}
-                )
+                row["timing"] = {"seconds": round(time.perf_counter() - started, 4)}
+                if taken := self.engine.counts():
+                    row["timing"]["slots"] = taken
                 self.log(row)
             for callback in self.callbacks:
                 callback.on_round_end(self, row)
@@ -164,18 +151,21 @@ class Federation:
     def run_round(self, number: int) -> dict[str, Any] | None:
         """Run one round; returns its row of metrics if it was evaluated."""
         visits = self.visits(number)
-        uploads, logged_at_clients, results = self.run_visits(visits)
-        self.steps += sum(result.steps for result in results)
-        self.bytes_down += sum(result.bytes_down for result in results)
-        self.bytes_up += sum(result.upload.num_bytes for result in results if result.upload is not None)
-        self.skipped += sum(not result.counts for result in results)
+        uploads, results = self.run_visits(visits)
+        for visit, result in results.items():
+            self.steps += result.steps
+            self.bytes_down += result.bytes_down
+            self.bytes_up += 0 if result.upload is None else result.upload.num_bytes
+            self.skipped += not result.counts
+            if result.counts:
+                self.changed["clients"][visit.client] = number
         self.become_server()
         logged_at_server = [("in aggregate", self.aggregate(uploads, number))] if uploads else []
         logged_at_server.append(("in server_step", self.server_phase(number)))
         if number >= self.rounds - self.average_last:
             self.add_to_average()
         with self.engine.hook_context("log", number):
-            logged = sum_logged(logged_at_clients)
+            logged = sum_logged((f"by client {v.client}", one.sums) for v, one in results.items() if one.counts)
             logged |= {f"server/{name}": value for name, value in sum_logged(logged_at_server).items()}
         if (number + 1) % self.eval_every and number + 1 < self.rounds:
             return None
@@ -202,90 +192,44 @@ class Federation:
             cohorts = hooks.cohorts(self.method.select_clients(number, self.roster), self.data.num_clients)
         for cohort, clients in enumerate(cohorts):
             for client in clients:
-                site = self.data.client(client)
-                visits.append(
-                    Visit(
-                        round=number,
-                        client=client,
-                        cohort=cohort,
-                        repeat=seen[client],
-                        labelled=len(site.labelled) > 0,
-                        size=site.size,
-                        first=client not in self.clients and seen[client] == 0,
-                        rounds=self.rounds,
-                    )
-                )
+                repeat, first = seen[client], client not in self.clients and not seen[client]
+                where = {"cohort": cohort, "repeat": repeat, "first": first}
+                visits.append(self.engine.context.visit(number, client, self.data.client(client), **where))
                 seen[client] += 1
         return visits
 
-    def run_visits(self, visits: Sequence[Visit]) -> tuple[list[Upload], list[tuple[str, Sums]], list[VisitResult]]:
+    def run_visits(self, visits: Sequence[Visit]) -> tuple[list[Upload], dict[Visit, VisitResult]]:
         """Each client is sent the model, trains and uploads; visits are shared among processes by client.
 
         Returns:
-            uploads, logged sums with their clients, and results, all in (client id, repeat) order and in every process,
-            so that the number of processes changes no bit. What is left out is in the results alone.
+            uploads that count and results, in (client id, repeat) order and in every process, so that the number of
+            processes changes no bit.
         """
-        ranks = self.fabric.world_size
+        engine, ranks, rank = self.engine, self.fabric.world_size, self.fabric.global_rank
         # If each visit starts from what the one before it left, all are made by the first process.
-        shares = [list(visits), *[[]] * (ranks - 1)] if self.engine.sequential else assign(visits, ranks)
-        mine = shares[self.fabric.global_rank]
+        shares = [list(visits), *[[]] * (ranks - 1)] if engine.sequential else assign(visits, ranks)
         shared = {name: self.server[name] for name in self.method.names("shared")}
         joint = JointMean(self.fabric, shared) if self.joins_sums else None
+
+        def own_visits() -> tuple[dict[Visit, VisitResult], OptimizerStates]:
+            results = engine.run_visits(shares[rank], self.server, self.clients)
+            if joint is not None:
+                results = {v: one._replace(upload=joint.take(one.upload)) for v, one in results.items()}
+            return results, engine.shared_optimizer_state if shares[rank] else []
+
         found: dict[Visit, VisitResult] = {}
-        for theirs, shared_optimizer_state in gather_results(self.fabric, lambda: self.run_own_visits(mine, joint)):
+        for theirs, handed_on in gather_results(self.fabric, own_visits):
             found |= theirs
-            self.engine.shared_optimizer_state = shared_optimizer_state or self.engine.shared_optimizer_state
-        self.share_states(shares)
-        results = dict(sorted(found.items(), key=lambda pair: (pair[0].client, pair[0].repeat)))
-        sums = [(f"by client {visit.client}", result.sums) for visit, result in results.items() if result.counts]
-        uploads = [one.upload for one in results.values() if one.counts and one.upload is not None]
-        if joint is not None:
-            uploads = [joint.for_server(upload) for upload in uploads]
-        return uploads, sums, list(results.values())
-
-    def run_own_visits(
-        self, mine: Sequence[Visit], joint: JointMean | None
-    ) -> tuple[dict[Visit, VisitResult], OptimizerStates]:
-        """Run the visits of this process; returns their results, and the state of an optimiser that clients share.
-
-        An upload that is not finite ends the run, or does not count: its client then keeps what it had, and the next
-        round starts from the shared optimiser state that this round started from.
-
-        Raises:
-            RunError: what the method raises, or an upload is not finite and ``nonfinite`` is ``stop``.
-        """
-        before = self.engine.shared_optimizer_state
-        new: dict[int, ClientState] = {}  # not yet stored: a visit may turn out not to count
-        kept = self.clients if self.nonfinite == "stop" else ChainMap(new, self.clients)
-        results = self.engine.run_visits(mine, self.server, kept)
-        for visit, what in not_finite(results).items():
-            if self.nonfinite == "stop":
-                raise RunError(f"{type(self.method).__name__}{hooks.location(visit)}: {what}")
-            results[visit] = results[visit]._replace(counts=False)
-            new.pop(visit.client, None)
-            self.engine.shared_optimizer_state = before
-        self.clients.update(new)
-        if joint is not None:
-            for visit, result in results.items():
-                if result.upload is not None:
-                    results[visit] = result._replace(upload=joint.take(result.upload))
-        return results, self.engine.shared_optimizer_state if mine else []
-
-    def share_states(self, shares: Sequence[Sequence[Visit]]) -> None:
-        """Send what clients keep to all processes, a few clients at a time.
-
-        Args:
-            shares: the visits of each process.
-        """
-        if self.fabric.world_size == 1:
-            return
-        clients = [list(dict.fromkeys(visit.client for visit in share)) for share in shares]
-        rank = self.fabric.global_rank
-        for start in range(0, max(map(len, clients)), CLIENTS_PER_MESSAGE):
+            engine.shared_optimizer_state = handed_on or engine.shared_optimizer_state
+        clients = [list(dict.fromkeys(visit.client for visit in share)) for share in shares] if ranks > 1 else [[]]
+        for start in range(0, max(map(len, clients)), CLIENTS_PER_MESSAGE):  # all processes keep all clients' states
             own = {k: self.clients[k] for k in clients[rank][start : start + CLIENTS_PER_MESSAGE] if k in self.clients}
-            for other, theirs in enumerate(all_gather(self.fabric, own)):
+            for other, kept in enumerate(all_gather(self.fabric, own)):
                 if other != rank:
-                    self.clients.update(theirs)
+                    self.clients.update(kept)
+        results = dict(sorted(found.items(), key=lambda pair: (pair[0].client, pair[0].repeat)))
+        uploads = [result.upload for result in results.values() if result.counts and result.upload is not None]
+        return uploads if joint is None else list(map(joint.for_server, uploads)), results
 
     def become_server(self) -> None:
         """Load the server's tensors into the module; nothing of the last client remains."""
@@ -293,11 +237,15 @@ class Federation:
 
     def aggregate(self, uploads: Sequence[Upload], number: int) -> Sums:
         """The server turns uploads into its next model, and keeps what it remembers; returns what was logged."""
-        logged = self.engine.aggregate(uploads, number)
+        tally = self.method._engine.tally = Tally()
+        with self.engine.hook_context("aggregate", number):
+            self.method.aggregate(uploads)
+        self.method._engine.tally = None
         with self.engine.hook_context("remember", number):
             kept = hooks.remembered(self.method.remember(uploads), self.data.num_clients)
         self.memory.update(kept)
-        return logged
+        self.changed["memory"].update(dict.fromkeys(kept, number))
+        return tally.taken()
 
     def server_phase(self, number: int, first: bool = False) -> Sums:
         """Run the server's step, then refresh static norm statistics; returns what was logged.
@@ -306,13 +254,11 @@ class Federation:
         """
         if first:
             self.become_server()
-        result, state = self.engine.run_server(number, self.server_state, first)
+        result, states = self.engine.run_server(number, self.server_state, first)
         self.steps += result.steps
-        for visit, what in not_finite({Visit(number, SERVER): result}).items():
-            raise RunError(f"{type(self.method).__name__}{hooks.location(visit)}: {what}")
         registered = self.method.registered()
         own = {name: registered[name] for name in self.method.names("shared", "server")}
-        server, self.server_state, logged = from_first(self.fabric, (own, state, result.sums))
+        server, self.server_state, logged = from_first(self.fabric, (own, states, result.sums))
         if server is not own:  # devices may round differently: all take the first process's model
             self.method.load_tensors(server)
         with self.engine.hook_context("refresh_norm", number):
@@ -382,8 +328,9 @@ class Federation:
             "server": self.server,
             "clients": self.clients.saved(),
             "memory": dict(self.memory),
+            "changed": {part: dict(rounds) for part, rounds in self.changed.items()},
             "handed_on": self.engine.shared_optimizer_state,
-            "server_state": self.server_state.optimizers if self.server_state else None,
+            "server_state": self.server_state,
             "bytes": (self.bytes_up, self.bytes_down),
             "steps": self.steps,
             "skipped": self.skipped,
@@ -397,13 +344,12 @@ class Federation:
         self.round = state["round"]
         self.server = to_device(state["server"], device)
         self.clients.clear()
-        for client, kept in state["clients"].items():
-            self.clients[client] = ClientState(*to_device(kept.read() if isinstance(kept, OnDisk) else kept, device))
+        self.clients.update({client: ClientState(*kept) for client, kept in state["clients"].items()})
         self.memory.clear()
         self.memory.update(to_device(state.get("memory", {}), device))
+        self.changed = {"clients": {}, "memory": {}, **state.get("changed", {})}
         self.engine.shared_optimizer_state = to_device(state.get("handed_on", []), device)
-        optimizers = state["server_state"]
-        self.server_state = None if optimizers is None else ClientState({}, to_device(optimizers, device))
+        self.server_state = state["server_state"]
         self.bytes_up, self.bytes_down = state["bytes"]
         self.steps, self.skipped = state.get("steps", 0), state.get("skipped", 0)
         self.asked_before = state.get("asked_rounds", True)

@@ -61,13 +61,12 @@ def sum_logged(parts: Iterable[tuple[str, Sums]]) -> Sums:
     first: dict[str, str] = {}
     for where, sums in parts:
         for name, (value, weight) in sums.items():
-            before = total.get(name)
-            if before is None:
+            if name not in total:
                 total[name], first[name] = (value, weight), where
-                continue
-            if before[0].shape != value.shape:
+            elif (before := total[name])[0].shape == value.shape:
+                total[name] = before[0] + value, before[1] + weight
+            else:
                 raise RunError(different_shapes(name, before[0].shape, first[name], value.shape, where))
-            total[name] = before[0] + value, before[1] + weight
     return total
 
 

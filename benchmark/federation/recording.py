@@ -57,18 +57,19 @@ def record(
     generators: Sequence[torch.Generator] = (),
     stream: torch.cuda.Stream | None = None,
     pool: Any = None,
-) -> "Recording":
-    """Run a step once and record it.
+) -> Callable[[], None]:
+    """Run a step once and record it; returns what replays it, on CUDA on the current stream.
 
     Run the step at least once before, on CUDA on the same ``stream``: an optimiser's first step creates its state,
     which a replay would create again. The tensors that the step works on must outlive the recording and stay at the
-    same place: state is copied into them. The step clears its gradients itself.
+    same place: state is copied into them. The step clears its gradients itself. On CUDA, Adam must be ``capturable``,
+    and a rate in a tensor must be float32, as fused kernels require.
 
     Args:
         step: the whole step: zero_grad, forward, backward, optimiser step.
         device: where the step computes.
         generators: the only ones that it may draw from. Reseed them in place; a replay knows no others.
-        stream: for CUDA, where the step is captured; default: a new one. A replay runs on the current stream.
+        stream: for CUDA, where the step is captured; default: a new one.
         pool: for CUDA, memory shared by recordings that never run concurrently (``torch.cuda.graph_pool_handle``).
 
     Raises:
@@ -76,72 +77,48 @@ def record(
             generator. The step is then left half done.
     """
     if device.type == "cpu":
-        return OperationList(step, generators)
-    return CudaGraph(step, device, generators, stream, pool)
+        return listed(step, generators)
+    # Operations are not watched, which would take longer than running them. CUDA refuses what cannot be captured but
+    # does not name the line, and draws from its global generator go unnoticed. A recording on the CPU names both.
+    accelerator: Any = torch.get_device_module(device)
+    graph = accelerator.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
+    with accelerator.device(device):
+        stream = stream or accelerator.Stream()
+        try:  # other threads, such as NCCL's watchdog, may still call CUDA
+            with accelerator.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                step()
+        except RuntimeError as error:
+            raise RunError(
+                f"a step cannot be captured as a CUDA graph ({error}): it reads numbers back to the host, makes "
+                "shapes that depend on data, or copies from the host. On the CPU the contract names the line "
+                "(pytest --pyargs benchmark.contract --fssl-method NAME); --replay false takes steps one "
+                "by one"
+            ) from error
+        graph.replay()  # capturing has run nothing
+    replay: Callable[[], None] = graph.replay
+    return replay
 
 
-class CudaGraph:
-    """A step as a CUDA graph; see ``record``. Capturing runs nothing, so the graph is replayed once.
+def listed(step: Callable[[], object], generators: Sequence[torch.Generator]) -> Callable[[], None]:
+    """Record a step as a list of calls; see ``record``. It keeps all intermediate tensors in memory.
 
-    Operations are not watched, which would take longer than running them. CUDA refuses what cannot be captured but does
-    not say which line it was, and draws from its global generator go unnoticed. A recording on the CPU names both.
-
-    Adam must be ``capturable``, and a rate in a tensor must be float32, as fused kernels on CUDA require.
+    A replay calls every operation again, below autograd and autocast. What it creates is copied over what it created
+    before; in-place changes and views need no copy.
     """
+    recorder = WatchedOperations(_refuse, generators)
+    with WatchedMethods(_refuse), recorder:
+        step()
 
-    def __init__(
-        self,
-        step: Callable[[], object],
-        device: torch.device,
-        generators: Sequence[torch.Generator],
-        stream: torch.cuda.Stream | None,
-        pool: Any = None,
-    ) -> None:
-        accelerator: Any = torch.get_device_module(device)
-        self.graph = accelerator.CUDAGraph()
-        for generator in generators:
-            self.graph.register_generator_state(generator)
-        with accelerator.device(device):
-            stream = stream or accelerator.Stream()
-            try:  # other threads, such as NCCL's watchdog, may still call CUDA
-                with accelerator.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                    step()
-            except RuntimeError as error:
-                raise RunError(
-                    f"a step cannot be captured as a CUDA graph ({error}): it reads numbers back to the host, makes "
-                    "shapes that depend on data, or copies from the host. On the CPU the contract names the line "
-                    "(pytest --pyargs benchmark.contract --fssl-method NAME); --replay false takes steps one "
-                    "by one"
-                ) from error
-            self.graph.replay()
-
-    def replay(self) -> None:
-        """Launch the graph on the current stream."""
-        self.graph.replay()
-
-
-class OperationList:
-    """A step as a list of calls, for the CPU; see ``record``. It keeps all intermediate tensors in memory."""
-
-    def __init__(self, step: Callable[[], object], generators: Sequence[torch.Generator]) -> None:
-        recorder = _Recorder(_refuse, generators)
-        with WatchedMethods(_refuse), recorder:
-            step()
-        self.calls = recorder.calls
-
-    def replay(self) -> None:
-        """Call every operation again, below autograd and autocast, as it was recorded.
-
-        What it creates is copied over what it created before; in-place changes and views need no copy.
-        """
+    def replay() -> None:
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
-            for operation, args, kwargs, results in self.calls:
+            for operation, args, kwargs, results in recorder.calls:
                 for old, new in zip(results, tree_leaves(operation(*args, **kwargs)), strict=True):
                     if old is not None:
                         old.copy_(new)
 
-
-Recording = CudaGraph | OperationList
+    return replay
 
 
 class WatchedMethods(TorchFunctionMode):
@@ -164,16 +141,20 @@ class WatchedMethods(TorchFunctionMode):
 
 
 class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches the operations of a step and its backward passes for what a replay cannot repeat.
+    """Watches the operations of a step and its backward passes for what a replay cannot repeat, and lists them.
+
+    A call is kept with aliases of its tensors, which share memory with the step's own but have no autograd graph, and
+    with the tensors that it created, ``None`` for those that share memory with an argument.
 
     Args:
         host_read: called with the name of an operation that needs data on the host.
-        generators: those that the step may draw from; ``None``: any.
+        generators: those that the step may draw from; ``None``: any, and nothing is kept in ``calls``.
     """
 
     def __init__(self, host_read: Callable[[str], None], generators: Sequence[torch.Generator] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.host_read, self.generators = host_read, generators
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor | None]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -182,46 +163,16 @@ class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         if reads_host(func, args):
             self.host_read(str(func.overloadpacket))
-        if self.generators is None or torch.Tag.nondeterministic_seeded not in func.tags:
-            return self.run(func, args, kwargs)
-        known = {_address(generator) for generator in self.generators}
-        given = {_address(value) for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)}
-        before = torch.get_rng_state()
-        out = self.run(func, args, kwargs)
-        if not given <= known or not torch.equal(before, torch.get_rng_state()):
-            raise RunError(
-                f"{func.overloadpacket} at {_place()}: a step may not draw from torch's global generator or from one "
-                "that the recording does not know, since a replay could not seed it. Draw with "
-                "generator=self.generator; if an operation takes no generator (dropout), draw a mask with one that "
-                "does; "
-                "--replay false takes steps one by one"
-            )
-        return out
-
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operation."""
-        return func(*args, **kwargs)
-
-
-class _Recorder(WatchedOperations):  # type: ignore[no-untyped-call]
-    """Records the operations as well.
-
-    A call is kept with aliases of its tensors, which share memory with the step's own but have no autograd graph, and
-    with the tensors that it created, ``None`` for those that share memory with an argument.
-    """
-
-    def __init__(self, host_read: Callable[[str], None], generators: Sequence[torch.Generator]) -> None:
-        super().__init__(host_read, generators)
-        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor | None]]] = []
-
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operation and record it."""
-        if func.namespace == "profiler":  # an optimiser's marks for the profiler
+        if self.generators is None or func.namespace == "profiler":  # an optimiser's marks for the profiler
             return func(*args, **kwargs)
         kept_args, kept_kwargs = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
         if func is torch.ops.aten.lift_fresh.default:  # a tensor from Python numbers, which a replay creates again
             kept_args = (args[0].clone(),)
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        before = torch.get_rng_state() if draws else None
         out = func(*args, **kwargs)
+        if before is not None:
+            self.require_known(func, tree_leaves((args, kwargs)), before)
         memory = {_memory(t) for t in tree_leaves((kept_args, kept_kwargs)) if isinstance(t, Tensor)}
 
         def is_new(leaf: Any) -> bool:
@@ -230,6 +181,29 @@ class _Recorder(WatchedOperations):  # type: ignore[no-untyped-call]
         results = [leaf.detach() if is_new(leaf) else None for leaf in tree_leaves(out)]
         self.calls.append((func, kept_args, kept_kwargs, results))
         return out
+
+    def require_known(self, func: Any, given: list[Any], before: Tensor) -> None:
+        """Refuse an operation that has drawn from another generator than ``generators``.
+
+        Args:
+            func: the operation.
+            given: its arguments.
+            before: the state of torch's global generator before it.
+
+        Raises:
+            RunError: it has.
+        """
+        drawn_from = {_address(one) for one in given if isinstance(one, torch.Generator)}
+        if not drawn_from <= set(map(_address, self.generators or ())) or not torch.equal(
+            before, torch.get_rng_state()
+        ):
+            raise RunError(
+                f"{func.overloadpacket} at {_place()}: a step may not draw from torch's global generator or from one "
+                "that the recording does not know, since a replay could not seed it. Draw with "
+                "generator=self.generator; if an operation takes no generator (dropout), draw a mask with one that "
+                "does; "
+                "--replay false takes steps one by one"
+            )
 
 
 def reads_host(func: Any, args: tuple[Any, ...]) -> bool:

@@ -7,21 +7,36 @@ is a CUDA graph.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from benchmark.federation.fit import Fit, parameters_of
-from benchmark.federation.recording import Recording, record
+from benchmark.federation.recording import record
 from datamodules.views.batches import Batch
 from methods.base import FedMethod, Tally
 
 MOST_RECORDINGS = 64  # per seat; further kinds of steps run unrecorded
 BETWEEN = ("on_before_batch_transfer", "on_after_batch_transfer", "on_train_batch_start")
 SKIPPED = ("params", "lr", "initial_lr")
-PLAIN = (bool, int, float, str, tuple, type(None))
+
+
+class RecordedStep(NamedTuple):
+    """A recorded step, for batches of one form.
+
+    Args:
+        replay: takes it again.
+        batch: the tensors of the batch that it reads.
+        optimizer_steps: that it takes.
+        logged: what it logs, by tally.
+    """
+
+    replay: Callable[[], None]
+    batch: list[Tensor]
+    optimizer_steps: int
+    logged: list[dict[str, Any]]
 
 
 class Replay:
@@ -39,6 +54,7 @@ class Replay:
         self.generator, self.tallies, self.stream = generator, tallies, stream
         on_cpu = self.device.type == "cpu"
         self.pool = None if on_cpu else torch.get_device_module(self.device).graph_pool_handle()  # one graph at a time
+        self.rate_type = torch.float64 if on_cpu else torch.float32  # that fused kernels read
         self.states: dict[Tensor, dict[str, Any]] = {}
         self.rates: list[Tensor] = []
         self.held: list[Any] = []  # the numbers in ``rates``
@@ -47,7 +63,6 @@ class Replay:
         self.settled: dict[Any, int] = {}  # numbers for settings of optimisers and modes of modules
         self.met: Counter[Any] = Counter()
         self.recorded: dict[Any, RecordedStep] = {}
-        self.forms = set[Any]()  # of batches met
         self.taken = Counter[str]()
 
     def begin(self, fit: Fit) -> Callable[[Batch, int], None] | None:
@@ -56,38 +71,85 @@ class Replay:
             return None
         for optimizer in fit.optimizers:
             for parameter in parameters_of(optimizer):
-                own = self.states.get(parameter)
-                if own is None:
-                    continue
-                brought = optimizer.state.get(parameter)
-                for name, tensor in own.items():
-                    tensor.copy_(brought[name]) if brought else tensor.zero_()
-                optimizer.state[parameter] = dict(own)
+                if own := self.states.get(parameter):
+                    brought = optimizer.state.get(parameter)
+                    for name, tensor in own.items():
+                        tensor.copy_(brought[name]) if brought else tensor.zero_()
+                    optimizer.state[parameter] = dict(own)
         return self.step(fit)
+
+    def step(self, fit: Fit) -> Callable[[Batch, int], None]:
+        """Takes the steps of a fit.
+
+        A step that changes a setting which its recording would freeze is never recorded. ``on_train_batch_end`` is part
+        of the recorded step, so schedules move after it; elsewhere they move before it.
+        """
+        restless, setting, epoch = changes_between_steps(fit), 0, -1
+
+        def take(batch: Batch, number: int) -> None:
+            nonlocal setting, epoch
+            if restless or epoch != fit.current_epoch:
+                setting, epoch = self.setting(fit), fit.current_epoch
+            key, same = (setting, form(batch)), True
+            if key in self.recorded:
+                self.replay(self.recorded[key], batch, fit)
+            elif self.met[key] and len(self.recorded) < MOST_RECORDINGS:
+                self.recorded[key] = self.record(batch, fit)
+            else:
+                before = numbers(fit)
+                step_on(batch, fit)
+                self.adopt_state(fit)
+                same = self.met[key] > 0 or numbers(fit) == before
+                self.taken["eager"] += 1
+            if same:
+                self.met[key] += 1
+            fit.advance_schedules("step")
+
+        return take
+
+    def record(self, batch: Batch, fit: Fit) -> RecordedStep:
+        """Record a step; meanwhile parameter groups have the seat's tensors as rates, where hooks else see numbers."""
+        inputs = {name: {f: value.clone() for f, value in fields.items()} for name, fields in batch.items()}
+        groups, steps = groups_of(fit), fit.global_step
+        self.write_rates(groups)
+        rates, before = [group["lr"] for group in groups], [dict(tally.touched) for tally in self.tallies]
+        for group, rate in zip(groups, self.rates, strict=False):
+            group["lr"] = rate
+        for tally in self.tallies:
+            tally.touched.clear()
+        try:
+            replay = record(lambda: step_on(inputs, fit), self.device, [self.generator], self.stream, self.pool)
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
+        logged = [dict(tally.touched) for tally in self.tallies]
+        for tally, names in zip(self.tallies, before, strict=True):
+            tally.touched.update(names)
+        self.taken["captured"] += 1
+        return RecordedStep(replay, tensors_of(inputs), fit.global_step - steps, logged)
+
+    def replay(self, step: RecordedStep, batch: Batch, fit: Fit) -> None:
+        """Take a recorded step on another batch of the same form."""
+        self.write_rates(groups_of(fit))
+        torch._foreach_copy_(step.batch, tensors_of(batch))
+        step.replay()
+        for tally, names in zip(self.tallies, step.logged, strict=True):
+            tally.touched.update(names)
+        fit.global_step += step.optimizer_steps
+        for optimizer in fit.optimizers:
+            setattr(optimizer, "_opt_called", True)  # noqa: B010  # else a scheduler warns that no step was taken
+        self.taken["replayed"] += 1
 
     def write_rates(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Write learning rates into the seat's tensors, where recorded steps read them."""
         while len(self.rates) < len(groups):
-            self.rates.append(_rate(self.device))
+            self.rates.append(torch.zeros((), dtype=self.rate_type, device=self.device))
             self.held.append(None)
         for number, group in enumerate(groups):
             rate = group["lr"]
             if isinstance(rate, Tensor) or rate != self.held[number]:
                 self.rates[number].fill_(rate)
                 self.held[number] = rate
-
-    def record(self, unit: Callable[[Batch], None], batch: Batch, fit: Fit) -> "RecordedStep":
-        """Record a step; meanwhile parameter groups have the seat's tensors as rates, where hooks else see numbers."""
-        groups = groups_of(fit)
-        self.write_rates(groups)
-        given = [group["lr"] for group in groups]
-        for group, rate in zip(groups, self.rates, strict=False):
-            group["lr"] = rate
-        try:
-            return RecordedStep(unit, batch, self, fit)
-        finally:
-            for group, rate in zip(groups, given, strict=True):
-                group["lr"] = rate
 
     def setting(self, fit: Fit) -> int:
         """The number of the present settings: optimisers' options, modes of modules, ``requires_grad``."""
@@ -98,45 +160,6 @@ class Replay:
         )
         return self.settled.setdefault(key, len(self.settled))
 
-    def step(self, fit: Fit) -> Callable[[Batch, int], None]:
-        """Takes the steps of a fit.
-
-        A step that changes a setting which its recording would freeze is never recorded. ``on_train_batch_end`` is part
-        of the recorded step, so schedules move after it; elsewhere they move before it.
-        """
-        restless, settled, epoch = changes_between_steps(fit), 0, -1
-
-        def unit(batch: Batch) -> None:
-            outputs = fit.compute(batch, fit.batch_idx)
-            fit.call("on_train_batch_end", outputs, batch, fit.batch_idx)
-
-        def take(batch: Batch, number: int) -> None:
-            nonlocal settled, epoch
-            same = True
-            if restless or epoch != fit.current_epoch:
-                settled, epoch = self.setting(fit), fit.current_epoch
-            key = settled, form(batch)
-            recorded = self.recorded.get(key)
-            if recorded is not None:
-                self.write_rates(groups_of(fit))
-                recorded.replay(batch, fit)
-                self.taken["replayed"] += 1
-            elif self.met[key] and len(self.recorded) < MOST_RECORDINGS:
-                self.recorded[key] = self.record(unit, batch, fit)
-                self.taken["captured"] += 1
-            else:
-                before = numbers(fit)
-                unit(batch)
-                self.adopt_state(fit)
-                same = self.met[key] > 0 or numbers(fit) == before
-                self.taken["eager"] += 1
-                self.forms.add(key[1])
-            if same:
-                self.met[key] += 1
-            fit.advance_schedules("step")
-
-        return take
-
     def adopt_state(self, fit: Fit) -> None:
         """Make the state tensors that an optimiser has created the seat's own."""
         for optimizer in fit.optimizers:
@@ -146,40 +169,15 @@ class Replay:
                     self.states[parameter] = {k: v for k, v in state.items() if isinstance(v, Tensor)}
 
 
-class RecordedStep:
-    """A recorded step, for batches of one form.
+def step_on(batch: Batch, fit: Fit) -> None:
+    """A step as it is recorded, with ``on_train_batch_end``."""
+    outputs = fit.compute(batch, fit.batch_idx)
+    fit.call("on_train_batch_end", outputs, batch, fit.batch_idx)
 
-    Args:
-        step: takes the step.
-        batch: the batch on which the step is recorded.
-        replay: of the seat that it runs in.
-        fit: the fit of the visit in which it is recorded.
-    """
 
-    def __init__(self, step: Callable[[Batch], None], batch: Batch, replay: Replay, fit: Fit) -> None:
-        taken, self.tallies = fit.global_step, replay.tallies
-        self.inputs = {name: {f: value.clone() for f, value in fields.items()} for name, fields in batch.items()}
-        self.places = [value for fields in self.inputs.values() for value in fields.values()]
-        before = [dict(tally.touched) for tally in self.tallies]
-        for tally in self.tallies:
-            tally.touched.clear()
-        self.recording: Recording = record(
-            lambda: step(self.inputs), replay.device, [replay.generator], replay.stream, replay.pool
-        )
-        self.optimizer_steps = fit.global_step - taken
-        self.logged = [dict(tally.touched) for tally in self.tallies]
-        for tally, names in zip(self.tallies, before, strict=True):
-            tally.touched.update(names)
-
-    def replay(self, batch: Batch, fit: Fit) -> None:
-        """Take the step on another batch of the same form."""
-        torch._foreach_copy_(self.places, [value for fields in batch.values() for value in fields.values()])
-        self.recording.replay()
-        for tally, names in zip(self.tallies, self.logged, strict=True):
-            tally.touched.update(names)
-        fit.global_step += self.optimizer_steps
-        for optimizer in fit.optimizers:
-            setattr(optimizer, "_opt_called", True)  # noqa: B010  # else a scheduler warns that no step was taken
+def tensors_of(batch: Batch) -> list[Tensor]:
+    """The tensors of a batch, in order."""
+    return [value for fields in batch.values() for value in fields.values()]
 
 
 def groups_of(fit: Fit) -> list[dict[str, Any]]:
@@ -210,16 +208,7 @@ def numbers(fit: Fit) -> tuple[Any, ...]:
     return [*map(settings, fit.optimizers)], [float(group["lr"]) for group in groups_of(fit)], places
 
 
-def settings(optimizer: Optimizer) -> tuple[Any, ...]:
+def settings(optimizer: Optimizer) -> str:
     """An optimiser's options, without its tensors and rates."""
-    return type(optimizer), *(
-        (k, v if isinstance(v, PLAIN) else str(v))
-        for group in optimizer.param_groups
-        for k, v in group.items()
-        if k not in SKIPPED
-    )
-
-
-def _rate(device: torch.device) -> Tensor:
-    """A tensor for a learning rate, in the type that fused kernels read: float64 on the CPU, float32 on a GPU."""
-    return torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
+    options = [(k, v) for group in optimizer.param_groups for k, v in group.items() if k not in SKIPPED]
+    return f"{type(optimizer).__name__} {options}"

@@ -33,12 +33,13 @@ class LossScaler(GradScaler):
         self._lazy_init_scale_growth_tracker(device)
 
     def begin(self, optimizers: list[Optimizer]) -> None:
-        """Begin a fit with these optimisers."""
+        """Begin a fit with these optimisers, momentum with zeros: fused SGD leaves it undefined if it skips a step."""
         self.load_state_dict(self._fresh)
         self._per_optimizer_states.clear()
         for optimizer in optimizers:
-            if isinstance(optimizer, SGD):
-                begin_momentum(optimizer)
+            for group in optimizer.param_groups if isinstance(optimizer, SGD) else ():
+                for parameter in group["params"] if group["momentum"] and group["fused"] else ():
+                    optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide gradients by the scale, unless this ``training_step`` has done so already."""
@@ -55,13 +56,6 @@ class LossScaler(GradScaler):
         """Update the scale after a ``training_step`` in which an optimiser has stepped."""
         if self._per_optimizer_states:
             super().update(new_scale)
-
-
-def begin_momentum(optimizer: SGD) -> None:
-    """Initialise momentum with zeros: fused SGD leaves it uninitialised if its first step is skipped."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"] if group["momentum"] and group["fused"] else ():
-            optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
 
 
 def loss_scaler(fabric: Fabric, method: FedMethod) -> LossScaler | None:

@@ -1,23 +1,22 @@
-"""A client's data and what it may ask for in a visit, as a method's hooks see it."""
+"""A client's data and what it may ask for in a visit, as a method's hooks see it; and what comes of visits."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isfinite
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from lightning.pytorch import Callback
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from benchmark.federation.fit import Fit, OptimizerStates, kept_states
+from benchmark.federation.fit import Fit, OptimizerStates, RunContext, kept_states
 from benchmark.federation.metrics import Sums
-from benchmark.federation.scaling import LossScaler
-from datamodules.base import FSSLDataModule, SiteData
+from benchmark.federation.replay import Replay
+from datamodules.base import SiteData
 from datamodules.common import streams as random_streams
-from datamodules.common.errors import NOT_FINITE, RunError
+from datamodules.common.errors import RunError
 from datamodules.partition.sites import true_labels
 from datamodules.views.batches import Batch, LocalWork, epoch
 from methods.base import FedMethod, Tally, Upload, Visit
@@ -29,7 +28,7 @@ EVAL_BLOCK = 256
 class Sent(NamedTuple):
     """What a client is sent: tensors by name, and how many bytes that takes."""
 
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor]
     bytes: int
 
 
@@ -51,35 +50,6 @@ class VisitResult(NamedTuple):
     counts: bool = True
 
 
-def not_finite(results: Mapping[Visit, VisitResult]) -> dict[Visit, str]:
-    """Visits with a loss, an uploaded tensor or a weight that is not finite, each with a message naming it.
-
-    All visits are checked with one read from the device.
-    """
-    parts = {visit: own for visit, result in results.items() if (own := _numbers(result))}
-    flags = [get_total_norm([value for _, value in own], inf).isfinite() for own in parts.values()]
-    found = {}
-    for visit, sound in zip(parts, torch.stack(flags).tolist() if flags else (), strict=True):
-        if not sound:
-            bad = next(name for name, value in parts[visit] if not bool(value.isfinite().all()))
-            found[visit] = (
-                f"{bad} {NOT_FINITE}. The last checkpoint is intact; lower the learning rate, take masked_mean of "
-                "methods.parts.tensors for a mean over a mask that may be empty, or try --precision 32-true if this "
-                "was mixed precision"
-            )
-    return found
-
-
-def _numbers(result: VisitResult) -> list[tuple[str, Tensor]]:
-    """What a visit gives that must be finite, with its name in an error message; names may be given twice."""
-    numbers = [("the loss", result.sums["loss"][0])] if "loss" in result.sums else []
-    if (upload := result.upload) is not None:
-        numbers += [(f"the uploaded {name}", value) for name, value in (*upload.tensors.items(), *upload.stats.items())]
-        device = next((value.device for _, value in numbers), None)
-        numbers.append(("the upload's weight", torch.tensor(upload.weight, device=device)))
-    return [(name, value) for name, value in numbers if value.is_floating_point() and value.numel()]
-
-
 @dataclass
 class ClientState:
     """What a client keeps between visits: its personal tensors and the state of its optimisers."""
@@ -88,91 +58,11 @@ class ClientState:
     optimizers: OptimizerStates = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class RunContext:
-    """What all visits of a run have in common.
-
-    Args:
-        data: the data module, set up, on the method's device.
-        seed: the run's seed, from which all random streams are derived.
-        rounds: number of rounds of the run, for schedules.
-        autocast: makes the mixed-precision context of the run.
-        scaler: makes the loss scaler of ``16-mixed``; returns ``None`` in other precisions.
-        callbacks: Lightning callbacks, called in every fit.
-        loggers: Lightning loggers that a method finds as ``self.loggers``.
-        rank: rank of this process.
-        ranks: number of processes.
-    """
-
-    data: FSSLDataModule
-    seed: int
-    rounds: int
-    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
-    scaler: Callable[[], LossScaler | None] = lambda: None
-    callbacks: Sequence[Callback] = ()
-    loggers: Sequence[Any] = ()
-    rank: int = 0
-    ranks: int = 1
-
-    @contextmanager
-    def seeded(self, purpose: str, *where: int) -> Iterator[None]:
-        """Seed torch's global generators, those of the CPU and of the device, and restore them afterwards.
-
-        ``torch.manual_seed`` is slow: for kinds of devices that are not there it records the stack.
-        """
-        device, seed = self.data.device, random_streams.derive_seed(self.seed, purpose, *where)
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.default_generator.manual_seed(seed)
-            if device.type != "cpu":
-                torch.get_device_module(device).manual_seed(seed)
-            yield
-
-
-class Holdings:
-    """The images of the site that is visited at the moment, in tensors that stay at the same place.
-
-    A step must not read numbers back to the host, and a recorded step serves many sites. So whether a visit has asked
-    for another site's images is noted on the device, and the note is read when the visit ends.
-
-    Args:
-        data: all images.
-    """
-
-    def __init__(self, data: FSSLDataModule) -> None:
-        self.held = torch.zeros(data.num_images, dtype=torch.bool, device=data.device)
-        self.own = torch.ones((), dtype=torch.bool, device=data.device)
-        self.marked = torch.empty(0, dtype=torch.int64, device=data.device)
-
-    def hold(self, data: SiteData) -> None:
-        """The next visit is to a site with these images. The time does not depend on what other sites hold."""
-        self.held.index_fill_(0, self.marked, False)
-        self.own.fill_(True)
-        self.marked = torch.cat([one for one in (data.labelled, data.unlabelled, data.validation) if one is not None])
-        self.held.index_fill_(0, self.marked, True)
-
-    def note(self, index: Tensor) -> None:
-        """Note whether images (positions in the training set, int64 ``[n]``) are the site's."""
-        self.own.logical_and_(self.held[index].all())
-
-    def require_own(self) -> None:
-        """Refuse a visit that has asked for another site's images.
-
-        Raises:
-            RunError: it has.
-        """
-        if not bool(self.own):
-            raise RunError(
-                "a stream, views, report_pseudo_labels or oracle was given training images that the site does not "
-                "hold; take positions from client.data (client.data.unlabelled[keep]): indices into them, such as "
-                "torch.arange(n), are positions of other images"
-            )
-
-
 _measured: WeakKeyDictionary["LocalSite", Tally] = WeakKeyDictionary()
 
 
 def measured(site: "LocalSite") -> Tally:
-    """What hooks have measured with hidden labels at a site; for the engine alone.
+    """What hooks have measured with hidden labels in a visit; for the engine alone.
 
     It lies beside the site, as the labels lie beside the data module: no attribute leads a hook to either.
     """
@@ -180,27 +70,37 @@ def measured(site: "LocalSite") -> Tally:
 
 
 class LocalSite:
-    """The site of a visit, as a method's hooks see it (see ``methods.base.Site``).
+    """The site that a seat visits, as a method's hooks see it (see ``methods.base.Site``).
 
-    What hooks must not use, such as the whole data set, is private. Hooks may only ask for the site's own images.
+    What hooks must not use, such as the whole data set, is private. Hooks may only ask for the site's own images. A
+    step must not read numbers back to the host, and a recorded step serves many visits. So whether a visit has asked
+    for another site's images is noted on the device, in tensors that stay at the same place, and read at its end.
+
+    Args:
+        method: the seat's copy.
+        context: what all visits have in common.
     """
 
-    def __init__(
-        self,
-        method: FedMethod,
-        context: RunContext,
-        data: SiteData,
-        visit: Visit,
-        states: OptimizerStates,
-        hidden: Tally | None = None,
-        holdings: Holdings | None = None,
-    ) -> None:
-        self.data, self.visit, self.optimizer_states = data, visit, states
+    data: SiteData
+    visit: Visit
+    optimizer_states: OptimizerStates
+
+    def __init__(self, method: FedMethod, context: RunContext) -> None:
         self._method, self._context = method, context
-        _measured[self] = Tally() if hidden is None else hidden
-        self._holdings = Holdings(context.data) if holdings is None else holdings
-        self._holdings.hold(data)
+        _measured[self] = Tally()
+        self._held = torch.zeros(context.data.num_images, dtype=torch.bool, device=context.data.device)
+        self._only_own = torch.ones((), dtype=torch.bool, device=context.data.device)
+
+    def begin(self, visit: Visit, data: SiteData, states: OptimizerStates) -> None:
+        """Become the site of a visit, with these data and the optimisers' states that it has kept."""
+        self.visit, self.data, self.optimizer_states = visit, data, states
         self.passes = self.steps = 0
+        measured(self).clear()
+        self._only_own.fill_(True)
+        self._held.zero_()
+        for index in (data.labelled, data.unlabelled, data.validation):
+            if index is not None:
+                self._held.index_fill_(0, index, True)
 
     def generator(self, purpose: str) -> torch.Generator:
         """Random stream of this visit for ``purpose``; ``order/...`` is on the CPU: all devices draw alike."""
@@ -210,7 +110,7 @@ class LocalSite:
 
     def views(self, view: str, index: Tensor, purpose: str = "prepare", size: int = EVAL_BLOCK) -> Iterator[Tensor]:
         """Float views of the site's training images at ``index`` in blocks of ``size``."""
-        self._holdings.note(index)
+        self._note(index)
         generator = self.generator(purpose)
         for start in range(0, len(index), size):
             yield self._context.data.take(view, index[start : start + size], generator)
@@ -222,26 +122,23 @@ class LocalSite:
             with preserve_modes(self._method):
                 made = made()
         for stream in made.streams.values():
-            self._holdings.note(stream.index)
+            self._note(stream.index)
         self.passes += 1
         count = self.passes
         return epoch(made.streams, self._context.data, lambda purpose: self.generator(f"{purpose}/{count}"), made.steps)
 
     def fit(self, work: LocalWork) -> int:
         """Train the module as it stands, from the optimiser state that the site kept; returns the number of steps."""
-        fit = self.prepare_fit(len(work))
-        for _ in fit.run(len(work), lambda number: self.batches(work, number)):
+        before = self.steps
+        for _ in self.train(work):
             pass
-        self.keep(fit)
-        return fit.steps
+        return self.steps - before
 
-    def prepare_fit(self, epochs: int = 0) -> Fit:
-        """A fit of ``epochs`` epochs whose optimisers start from the state that the site has kept."""
-        c = self._context
-        return Fit(self._method, self.optimizer_states, epochs, c.callbacks, c.loggers, c.rank, c.ranks)
-
-    def keep(self, fit: Fit) -> None:
-        """Keep the optimisers' state as ``optimizer_scopes`` says, and count the steps of the fit."""
+    def train(self, work: LocalWork, replay: Replay | None = None) -> Iterator[None]:
+        """As ``fit``; yields after each step."""
+        fit = Fit(self._method, self.optimizer_states, len(work), self._context)
+        step = None if replay is None else replay.begin(fit)
+        yield from fit.run(lambda number: self.batches(work, number), step)
         self.steps += fit.steps
         self.optimizer_states = kept_states(self._method, fit.optimizers)
 
@@ -250,7 +147,7 @@ class LocalSite:
         data, count = self._context.data, len(index)
         if not count:
             return
-        self._holdings.note(index)
+        self._note(index)
         tally, classes = measured(self), one_hot(labels, data.num_classes)
         shares = {"selected": selected}
         if data.knows_all:
@@ -264,10 +161,27 @@ class LocalSite:
         """Whether labels are the true ones; see ``methods.base.Site``."""
         if not self._method.uses_oracle:
             raise RunError("the method asked for hidden labels but is not a declared oracle; set uses_oracle = True")
-        self._holdings.note(index)
+        self._note(index)
         if not self._context.data.knows_all:
             raise RunError("the method asked for hidden labels, and the data set has images whose label nobody knows")
         return true_labels(self._context.data)[index] == labels
+
+    def _note(self, index: Tensor) -> None:
+        """Note whether images (positions in the training set, int64 ``[n]``) are the site's."""
+        self._only_own.logical_and_(self._held[index].all())
+
+    def _require_own(self) -> None:
+        """Refuse a visit that has asked for another site's images.
+
+        Raises:
+            RunError: it has.
+        """
+        if not bool(self._only_own):
+            raise RunError(
+                "a stream, views, report_pseudo_labels or oracle was given training images that the site does not "
+                "hold; take positions from client.data (client.data.unlabelled[keep]): indices into them, such as "
+                "torch.arange(n), are positions of other images"
+            )
 
 
 @contextmanager
@@ -282,3 +196,16 @@ def preserve_modes(module: nn.Module) -> Iterator[None]:
 def stream_of(visit: Visit) -> tuple[Any, ...]:
     """The random stream of a visit: its purpose, round, client and repeat."""
     return "torch", visit.round, visit.client, visit.repeat
+
+
+def not_finite(result: VisitResult) -> str:
+    """What of a visit's loss, upload and weight is not finite, in words; empty if nothing. Reads the device once."""
+    upload, numbers = result.upload, [("the loss", result.sums["loss"][0])] if "loss" in result.sums else []
+    if upload is not None:
+        if not isfinite(upload.weight):
+            return "the upload's weight"
+        numbers += [(f"the uploaded {name}", value) for name, value in (*upload.tensors.items(), *upload.stats.items())]
+    numbers = [(name, value) for name, value in numbers if value.is_floating_point() and value.numel()]
+    if not numbers or bool(get_total_norm([value for _, value in numbers], inf).isfinite()):
+        return ""
+    return next(name for name, value in numbers if not bool(value.isfinite().all()))

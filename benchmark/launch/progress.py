@@ -49,7 +49,7 @@ class Display:
         self.live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         """If runs are interrupted, tell how many have ended, and where the others would go on."""
         self.live.stop()
         if kind in (KeyboardInterrupt, Stopped):

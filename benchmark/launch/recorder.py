@@ -13,8 +13,7 @@ from lightning.fabric.loggers.csv_logs import CSVLogger
 
 from benchmark.config import Run, differences
 from benchmark.federation import checkpoint
-from benchmark.federation.checkpoint import num_bytes
-from benchmark.federation.checkpoint_files import REMEDY, OnDisk, save_plain
+from benchmark.federation.checkpoint import REMEDY, OnDisk, num_bytes, save_plain
 from benchmark.federation.collectives import on_first, wait_for_all
 from benchmark.federation.loop import Federation
 from benchmark.federation.store import discard_states
@@ -70,7 +69,7 @@ class Recorder:
             self.mirror.row(row, federation.data.class_names)
         self.files.beat(federation.round)
         self.state = {**federation.state_dict(), "rows": self.files.rows_digest}
-        if federation.round < federation.rounds and self.checkpoint.due(self.state):
+        if federation.round < federation.rounds and self.checkpoint.due():
             self.save()
         check_stopped()
 
@@ -164,7 +163,6 @@ def _load(recorder: Recorder | None, federation: Federation) -> dict[str, Any] |
     saved, path = recorder.checkpoint.load(), recorder.checkpoint.path
     if saved is None:
         return None
-    checkpoint.check(saved, path)
     origin, ours = saved.get("origin") or {}, recorder.files.origin
     for key in ("run_id", "partition_hash"):
         if origin and origin[key] != ours[key]:
@@ -180,8 +178,6 @@ def _take_up(recorder: Recorder | None, federation: Federation, saved: Mapping[s
     """Bring what the first process writes back to the round that the run continues with."""
     assert recorder is not None
     files, rows = recorder.files, None if saved is None else saved.get("rows")
-    if saved is not None:
-        recorder.checkpoint.taken_up(federation.state_dict())
     files.rewind(federation.round, rows)
     files.saved(federation.round)
     for logger in federation.fabric.loggers:

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from lightning import Fabric
 from lightning.pytorch import Callback
-from rich.filesize import decimal
 
 from benchmark.config import Run, RunConfig, Runtime
 from benchmark.federation.assembly import assemble, make
 from benchmark.federation.collectives import on_first, wait_for_all
 from benchmark.federation.loop import Federation, RoundCallback
-from benchmark.federation.store import Store, discard_states, states_folder
+from benchmark.federation.store import Store, discard_states
 from benchmark.launch.recorder import Recorder, is_complete, resume
 from benchmark.launch.signals import STOPPED, check_stopped, die_with_parent, stoppable
 from benchmark.runs import loggers
@@ -126,7 +125,7 @@ def _make_federation(fabric: Fabric, run: Run, files: RunFolder, recorder: Recor
     runtime = run.config.runtime
     method, data = make(run, fabric.device)
     callbacks: list[RoundCallback | Callback] = [*filter(None, [recorder]), *loggers.callbacks(runtime.callbacks)]
-    store = Store(_client_memory(runtime), states_folder(files.path, fabric.global_rank))
+    store = Store(_client_memory(runtime), files.path)
     federation = assemble(run, method, data, fabric, callbacks, store)
     known = {**data_provenance(data), "client_state_bytes": federation.client_state_bytes}
     on_first(fabric, lambda: files.open(run, known))
@@ -139,30 +138,20 @@ def _make_federation(fabric: Fabric, run: Run, files: RunFolder, recorder: Recor
 def data_provenance(data: FSSLDataModule, most_listed: int = MOST_LISTED) -> Mapping[str, Any]:
     """What a record says about the data.
 
-    These are hashes of the files and of the partition, class counts, the number of test images, and what the data set
-    adds itself (``provenance``). With more than ``most_listed`` clients there are no class counts: a record is written
-    every few seconds, and the partition can be drawn again.
+    These are hashes of the files and of the partition, class counts of each client and of the server, the number of
+    test images, and what the data set adds itself (``provenance``). With more than ``most_listed`` clients there are no
+    class counts: a record is written every few seconds, and the partition can be drawn again.
     """
     known: dict[str, Any] = {"partition_hash": data.partition.hash, "data_sha256": data.sha256}
     if data.num_clients <= most_listed:
-        known["labelled_histogram"] = [row for row in data.class_counts("labelled").tolist() if any(row)]
-        known["class_counts"] = _class_counts(data)
+        server = torch.bincount(data.server.labels.cpu(), minlength=data.num_classes).tolist()
+        labelled, unlabelled = data.class_counts("labelled").tolist(), data.class_counts("unlabelled").tolist()
+        counts = {"labelled": labelled, "unlabelled": unlabelled, "server": [server] if any(server) else []}
+        known["labelled_histogram"] = [row for row in labelled if any(row)]
+        # An entry is one text: in an indented file, a list would take a line for each class.
+        known["class_counts"] = {role: [" ".join(map(str, row)) for row in rows] for role, rows in counts.items()}
     known["test_images"] = len(data.test_labels)
     return {**known, **data.provenance}
-
-
-def _class_counts(data: FSSLDataModule) -> dict[str, list[str]]:
-    """Images per class: ``labelled`` and ``unlabelled`` with an entry for each client, ``server`` with one or none.
-
-    An entry is one string: in an indented file, a list would take a line for each class.
-    """
-    server = torch.bincount(data.server.labels.cpu(), minlength=data.num_classes).tolist()
-    counts = {
-        "labelled": data.class_counts("labelled").tolist(),
-        "unlabelled": data.class_counts("unlabelled").tolist(),
-        "server": [server] if any(server) else [],
-    }
-    return {role: [" ".join(map(str, row)) for row in rows] for role, rows in counts.items()}
 
 
 def _client_memory(runtime: Runtime) -> int | None:
@@ -177,6 +166,8 @@ def _summary(config: RunConfig, federation: Federation) -> str:
     """Where a run takes place and how much memory its clients' states may take in each process, with a warning if the
     run never leaves its warm-up.
     """
+    from rich.filesize import decimal
+
     rt, clients, kept = config.runtime, federation.data.num_clients, decimal(federation.client_state_bytes)
     warmup = federation.method.hparams.get("warmup_rounds", 0)
     all_warm = f"; ALL {config.rounds} rounds lie within the warm-up of {warmup}" if config.rounds <= warmup else ""

@@ -5,7 +5,8 @@ With a GPU, ``python -m benchmark.perf gpu:fedavg --write FILE`` checks it and t
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -31,10 +32,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("sections", nargs="+", help=f"of {', '.join(SECTIONS)}, gpu; methods follow after colons")
     parser.add_argument("--write", type=Path, help="Markdown file for the tables; it is replaced")
     parser.add_argument("--parts", nargs="+", choices=gpu.PARTS, default=list(gpu.PARTS), help="gpu: only these")
-    parser.add_argument("--minutes", type=float, default=9.0, help="gpu: for each part")
     parser.add_argument("--trial", action="store_true", help="gpu: the same code on the CPU with tiny sizes")
     given = parser.parse_args(words)
-    tables = []
+    tables: list[Iterator[Section]] = []
     for name, *methods in (word.split(":") for word in given.sections):
         try:
             for method in methods:
@@ -42,22 +42,21 @@ def main(words: Sequence[str] | None = None) -> int:
         except ConfigError as error:
             parser.error(str(error))
         if name == "gpu":
-            tables.append(gpu.section(gpu.GPUPlan(methods, 60 * given.minutes, given.trial), given.parts))
             if not given.trial and not torch.cuda.is_available():
                 print("gpu: this machine has no GPU that torch can use; --trial runs the same code on the CPU")
                 return NO_GPU
+            tables += [gpu.PARTS[part](gpu.GPUPlan(methods, given.trial)) for part in given.parts]
         elif name in SECTIONS:
             tables += [SECTIONS[name](method) for method in methods]
         else:
             parser.error(f"{name}: there are the sections {', '.join(SECTIONS)} and gpu")
     keep_memory()
     done: dict[str, Section] = {}
-    for table in tables:
-        for section in table:
-            done[section.title] = section
-            if given.write is not None:
-                write_atomic(given.write, "# Speed\n\n" + "\n".join(one.text() for one in done.values()))
-            print(f"{section.title}: {section.rows[-1]}", file=sys.stderr, flush=True)
+    for section in chain.from_iterable(tables):
+        done[section.title] = section
+        if given.write is not None:
+            write_atomic(given.write, "# Speed\n\n" + "\n".join(one.text() for one in done.values()))
+        print(f"{section.title}: {section.rows[-1]}", file=sys.stderr, flush=True)
     print("\n".join(section.text() for section in done.values()))
     return 0
 

@@ -3,7 +3,6 @@
 Every line is a task in a process of its own: one that fails becomes a line with the reason, and the others go on.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -17,7 +16,8 @@ from benchmark.contract.federations import brief, options_for
 from benchmark.perf.measure import Section, TaskFailed, alone, config_of, federation_of, interleaved
 from benchmark.registry import KINDS, find_class, known_names, parameters
 
-GRACE_S = 20.0
+LINE_S = 120.0
+"""Seconds that a line may take."""
 CLIENTS, BATCHES = 16, 4
 ENGINES: dict[str, dict[str, Any]] = {
     "slots": {"slots": 3, "replay": False},
@@ -31,12 +31,10 @@ class GPUPlan:
 
     Args:
         methods: those whose visits are timed.
-        seconds: for each part.
         trial: tiny sizes on the CPU, to try the code; the numbers are then meaningless.
     """
 
     methods: Sequence[str]
-    seconds: float = 540.0
     trial: bool = False
 
     def __post_init__(self) -> None:
@@ -51,18 +49,15 @@ class GPUPlan:
         return Section(f"{title} ({name})", headers, note)
 
 
-def row_of(deadline: float, label: Sequence[Any], task: Callable[..., list[Any]], *args: Any) -> list[Any]:
+def row_of(label: Sequence[Any], task: Callable[..., list[Any]], *args: Any) -> list[Any]:
     """A line: its label and the results of a task, or the error."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        return [*label, "failed: the time of this part was up"]
     try:
-        return [*label, *alone(task, *args, allowed=left + GRACE_S)]
+        return [*label, *alone(task, *args, allowed=LINE_S)]
     except TaskFailed as failure:
         return [*label, f"failed: {failure}"]
 
 
-def check_agreement(plan: GPUPlan, deadline: float) -> Iterator[Section]:
+def check_agreement(plan: GPUPlan) -> Iterator[Section]:
     """Check the engines against the reference on the same device, for every method."""
     note = (
         "Global models after two rounds on 250 random images in float64, under the contract's arguments, in batches of "
@@ -71,7 +66,7 @@ def check_agreement(plan: GPUPlan, deadline: float) -> Iterator[Section]:
     )
     table = plan.table("Agreement of engines", ["method", *ENGINES], note)
     for method in known_names(KINDS["method"]):
-        yield table.add(row_of(deadline, [method], agreement, method, plan.device))
+        yield table.add(row_of([method], agreement, method, plan.device))
 
 
 def agreement(method: str, device: str) -> list[Any]:
@@ -87,7 +82,7 @@ def ends(method: str, device: str, **engine: Any) -> list[Tensor]:
     """The global model before and after a run as float64 vectors; ``engine``: see ``federation_of``."""
     cls: Any = find_class(method, KINDS["method"])
     sizes = {"batch_size": 16} if "batch_size" in parameters(cls) else {}
-    data = {"images": 250, "scenario": cls.scenario, **options_for(cls)}
+    data = {"images": 250, **options_for(cls)}
     config = config_of(method, sizes | brief(method), data, rounds=2, eval_every=2, precision="64-true")
     made, found = federation_of(config, device, **engine), []
     for _ in range(2):
@@ -96,7 +91,7 @@ def ends(method: str, device: str, **engine: Any) -> list[Tensor]:
     return found
 
 
-def time_engines(plan: GPUPlan, deadline: float) -> Iterator[Section]:
+def time_engines(plan: GPUPlan) -> Iterator[Section]:
     """Time the reference and slots, by network, precision and number of slots."""
     note = (
         f"Milliseconds for the visits of {CLIENTS} clients of {BATCHES} full batches each, after a warm-up in which "
@@ -108,7 +103,7 @@ def time_engines(plan: GPUPlan, deadline: float) -> Iterator[Section]:
         table = plan.table(f"Engines, visits of `{method}`", headers, note)
         for precision, (network, batch), replay in product(("32-true", "bf16-mixed"), plan.cases, (False, True)):
             label = [network, batch, precision, "yes" if replay else "no"]
-            yield table.add(row_of(deadline, label, engine_row, plan, method, network, batch, precision, replay))
+            yield table.add(row_of(label, engine_row, plan, method, network, batch, precision, replay))
 
 
 def engine_row(plan: GPUPlan, method: str, network: str, batch: int, precision: str, replay: bool) -> list[Any]:
@@ -133,13 +128,4 @@ def visits_ms(config: RunConfig, device: str, **engine: Any) -> float:
     return 1000 * interleaved({"it": work}, repeats=1)["it"]
 
 
-PARTS: dict[str, Callable[[GPUPlan, float], Iterator[Section]]] = {
-    "agreement": check_agreement,
-    "engines": time_engines,
-}
-
-
-def section(plan: GPUPlan, parts: Sequence[str]) -> Iterator[Section]:
-    """Measure parts of the plan, in order; yield a section after each of its lines."""
-    for name in parts:
-        yield from PARTS[name](plan, time.monotonic() + plan.seconds)
+PARTS: dict[str, Callable[[GPUPlan], Iterator[Section]]] = {"agreement": check_agreement, "engines": time_engines}

@@ -5,9 +5,9 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import date
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -144,38 +144,24 @@ def alone(task: Unit, *args: Any, threads: int | None = None, allowed: float | N
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmark.perf.gpu"])
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(sender, threads, task, args))
-    process.start()
-    sender.close()
+    pool = ProcessPoolExecutor(1, context, prepare, (threads,))
     try:
-        if not receiver.poll(allowed):
-            raise TaskFailed(f"stopped after {allowed:.0f} s")
-        result, failure = receiver.recv()
-    except EOFError:
-        process.join()
-        raise TaskFailed(f"its process ended with exit code {process.exitcode}") from None
+        return pool.submit(task, *args).result(allowed)
+    except TimeoutError:
+        raise TaskFailed(f"stopped after {allowed:.0f} s") from None
+    except Exception as error:
+        raise TaskFailed(f"{type(error).__name__}: {error}".splitlines()[0]) from None
     finally:
-        process.kill()
-        process.join()
-        receiver.close()
-    if failure:
-        raise TaskFailed(failure)
-    return result
+        for process in pool._processes.values():
+            process.kill()
+        pool.shutdown()
 
 
-def _answer(sender: Connection, threads: int | None, task: Unit, args: Sequence[Any]) -> None:
+def prepare(threads: int | None) -> None:
+    """Set up the process of a task."""
     keep_memory()
     if threads is not None:
         torch.set_num_threads(threads)
-    try:
-        sender.send((task(*args), None))
-    except Exception as error:
-        sender.send((None, _reason(error)))
-
-
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _shown(cell: Any) -> str:

@@ -41,7 +41,7 @@ def facts(
         "metric": table.metrics[0] if len(table.metrics) == 1 else "",
         "network": _networks(networks),
         **{c.replace("_", " "): value for c, value in constant.items()},
-        "scale": f"{plan.scale} ({suite.scale(plan.scale).get('note') or 'own protocol'})",
+        "scale": f"{plan.scale} ({suite.scale(plan.scale).note or 'own protocol'})",
         "rounds": _listed(sorted({config.rounds for config in configs})),
         "precision": _listed(precisions) if precisions - {"32-true"} else "",
         "seeds": _listed(plan.seeds),
@@ -56,7 +56,7 @@ def facts(
         told[""] = f"**{len(records)} of {len(planned)} runs complete**"
         for bad in BROKEN:
             told[bad] = ", ".join(key for key in planned if plan.found[key].state == bad)
-    without = suite.left_out(plan.scale)
+    without = suite.scale(plan.scale).without
     left = dict.fromkeys(row.method for row in table.rows if row.method in without)
     told["not at this scale"] = ", ".join(f"{label} ({without[label]})" for label in left)
     waiting: dict[str, list[str]] = {}

@@ -151,7 +151,7 @@ def standing(one: Setting, method: str) -> str:
 
 def interim(suite: Suite, plan: Plan, found: Sequence[Setting]) -> list[str]:
     """A sentence where rows do not have all seeds that the suite fixes, and one where they have others; else none."""
-    fixed = suite.scale(plan.scale)["seeds"]
+    fixed = suite.scale(plan.scale).seeds
     counts = {int(n) for one in found for n in one.lines["n"] + one.lines["failed"]}
     run = {seed for one in found for seed in one.scores.dropna(how="all").index}
     told = []
@@ -289,7 +289,7 @@ def _provenance(suite: Suite, plan: Plan) -> str:
     configs = [plan.runs[key].config for key, run in plan.found.items() if run.record is not None]
     hours = sum(record["timing"]["seconds"] for record in records) / 3600
     parts = {
-        "scale": f"{plan.scale} ({suite.scale(plan.scale).get('note') or 'own protocol'})",
+        "scale": f"{plan.scale} ({suite.scale(plan.scale).note or 'own protocol'})",
         "network": ", ".join(sorted({network(config) for config in configs})),
         "rounds": ", ".join(map(str, sorted({config.rounds for config in configs}))),
         "runs": f"{len(records)} of {len(plan.found)} complete, {hours:.1f} hours",

@@ -72,7 +72,7 @@ def read_suite_rows(
         if not any(found.values()):
             raise ConfigError(
                 f"plot: no complete run of {name} at scale {scale} in {results_dir}; "
-                f"`table --paper {suite.argument} --scale {scale}` creates them"
+                f"`table --paper {suite.where} --scale {scale}` creates them"
             )
         complete |= found
     rows = [row for row in suite.rows if complete.get(row.full_name)]

@@ -186,7 +186,7 @@ def _admission(suite: Suite, scale: str, table: Table, dataset: str) -> Mapping[
     """
     own: Mapping[str, Any] | None = suite.admitted.own(scale).get(f"{table.number}/{dataset}")
     extended = suite.extended
-    if own is not None or extended is None or scale not in extended.spec["scales"]:
+    if own is not None or extended is None or scale not in extended.spec.scales:
         return own or {}
     base = next((one for one in extended.tables if one.number == table.number), None)
     if base is None or _tested(suite, scale, table, dataset) != _tested(extended, scale, base, dataset):

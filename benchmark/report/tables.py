@@ -102,13 +102,13 @@ class Page:
 
     def __init__(self, suite: Suite, plan: Plan, published: Mapping[Any, str], table: Table, known: Values) -> None:
         self.suite, self.plan, self.published, self.table, self._known = suite, plan, published, table, known
-        self.number, self.compare = table.number, suite.compares(plan.scale)
-        self._at_scale = [row for row in table.rows if row.method not in suite.left_out(plan.scale)]
+        self.number, self.compare = table.number, suite.scale(plan.scale).compare
+        self._at_scale = [row for row in table.rows if row.method not in suite.scale(plan.scale).without]
         blocks = [[self._judged(row, metric) for metric in table.metrics] for row in self._at_scale]
         if suite.ranked:
             blocks.sort(key=lambda block: _rank(block[0]))
         self.cells: list[Cell] = [cell for block in blocks for cell in block]
-        hidden = () if self.compare else suite.replaced
+        hidden = () if self.compare else suite.spec.replaced
         self.columns = list(dict.fromkeys(c for row in self._at_scale for c in row.columns if c not in hidden))
         values = {c: {row.columns.get(c, "") for row in self._at_scale} for c in self.columns}
         self.heads = [c for c in self.columns if len(values[c]) > 1]
@@ -212,7 +212,7 @@ class Page:
             return "a failed run"
         if beside and {*beside["states"].values()} & {*BROKEN}:
             return "a failed run of the control"
-        own = set(self.suite.scale(self.plan.scale)["seeds"])
+        own = set(self.suite.scale(self.plan.scale).seeds)
         complete = {seed for seed, state in cell["states"].items() if state == "complete"}
         sound = own <= set(self.plan.seeds) and (complete <= own or own <= complete)
         return "" if sound else "other seeds than the suite's"

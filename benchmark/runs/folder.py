@@ -14,26 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.config import Run, identity
+from benchmark.runs import records
 from benchmark.runs.code_identity import code_version, revision, uncommitted
 from benchmark.runs.environment import environment
 from benchmark.runs.lock import NAME as LOCK
 from benchmark.runs.lock import Claim, run_lock
-from benchmark.runs.records import (
-    AVERAGED,
-    FACTS,
-    READINGS,
-    SCHEMA_VERSION,
-    Record,
-    Row,
-    code_versions,
-    digest,
-    finite,
-    read_record,
-    read_rows,
-    readings,
-    revisions,
-    validate,
-)
+from benchmark.runs.records import AVERAGED, FACTS, READINGS, Record, Row, finite
 from benchmark.runs.states import CHECKPOINTS
 from datamodules.common.errors import RunError
 from datamodules.common.files import named, regular, write_atomic
@@ -110,7 +96,7 @@ class RunFolder:
         code = code_version()
         timing: dict[str, Any] = before["timing"] if before else {"started": _now(), "seconds": 0.0}
         self.record = {
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": records.SCHEMA_VERSION,
             "run_id": run.id,
             "status": "running",
             "method": config.method.name,
@@ -132,8 +118,8 @@ class RunFolder:
                 **environment(),
                 **_runtime(run),
                 "precision": config.precision,
-                "revisions": _with(revisions(before) if before else [], revision(run)),
-                "code_versions": _with(code_versions(before) if before else [], code),
+                "revisions": _with(records.revisions(before) if before else [], revision(run)),
+                "code_versions": _with(records.code_versions(before) if before else [], code),
             },
         }
         write_atomic(self.path / "config.yaml", dump_yaml(identity(config)))
@@ -145,12 +131,12 @@ class RunFolder:
         """The record of an earlier start, whose time counts; empty if there is none."""
         if not (self.path / "record.json").exists():
             return {}
-        before = read_record(self.path)
+        before = records.read_record(self.path)
         self._spent = float(before["timing"]["seconds"])
         return before
 
     def _check_data(self, before: Record, facts: Mapping[str, Any]) -> None:
-        if not read_rows(self.path) and not any((self.path / name).exists() for name in CHECKPOINTS):
+        if not records.read_rows(self.path) and not any((self.path / name).exists() for name in CHECKPOINTS):
             return
         for key in ("partition_hash", "data_sha256"):
             if key in facts and before[key] is not None and before[key] != facts[key]:
@@ -188,7 +174,7 @@ class RunFolder:
         Raises:
             RunError: an evaluated round before ``next_round`` has no row, or the rows before it have changed.
         """
-        kept = [row for row in read_rows(self.path) if row["round"] < next_round]
+        kept = [row for row in records.read_rows(self.path) if row["round"] < next_round]
         every, found = self.record["config"]["eval_every"], {row["round"] for row in kept}
         if lost := [n for n in range(next_round) if (n + 1) % every == 0 and n not in found]:
             raise RunError(
@@ -236,20 +222,20 @@ class RunFolder:
         Raises:
             RunError: the rows are not those that the run wrote, or one that it needs is missing.
         """
-        rows, record = read_rows(self.path), self.record
+        rows, record = records.read_rows(self.path), self.record
         if digest_of(rows) != self.rows_digest:
             raise RunError(
                 f"{self.path / 'metrics.jsonl'}: the rows are not those that the run wrote; restore the file, or "
                 "delete the folder to start over"
             )
-        record |= readings(rows, record["config"]["last_k"])
+        record |= records.readings(rows, record["config"]["last_k"])
         record |= {AVERAGED: finite(averaged)} if averaged else {}
         record |= {"confusion": [" ".join(map(str, line)) for line in confusion]} if confusion else {}
         record |= {key: rows[-1].get(key, 0) for key in ("bytes_up", "bytes_down", "skipped")}
         record["rounds"]["done"] = record["rounds"]["total"]
         record["status"] = "complete"
         record["timing"].pop("saved_rounds", None)
-        record["digest"] = digest(record, rows)
+        record["digest"] = records.digest(record, rows)
         self._write()
         self._finished = True
 
@@ -276,7 +262,7 @@ class RunFolder:
         self._written = time.monotonic()
         seconds = round(self._spent + self._written - self._began, 3)
         self.record["timing"] |= {"updated": _now(), "seconds": seconds}
-        validate(self.record, str(self.path))
+        records.validate(self.record, str(self.path))
         write_atomic(self.path / "record.json", json.dumps(self.record, indent=1, allow_nan=False) + "\n")
 
 

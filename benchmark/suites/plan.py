@@ -47,13 +47,6 @@ class Row:
         """The name with the columns that distinguish rows of that name: ``1/digits/mine/partition=iid``."""
         return "/".join([self.name, *(f"{column}={value}" for column, value in self.columns.items())])
 
-    def is_named(self, text: str) -> bool:
-        """Whether ``text`` is the row's name, alone or followed by some of its columns."""
-        columns = {f"{column}={value}" for column, value in self.columns.items()}
-        return text == self.name or (
-            text.startswith(f"{self.name}/") and set(text.removeprefix(f"{self.name}/").split("/")) <= columns
-        )
-
     def key(self, metric: str) -> tuple[str, str, str, tuple[tuple[str, str], ...], str]:
         """What identifies a published value of the row."""
         return self.table, self.dataset, self.method, tuple(sorted(self.columns.items())), metric
@@ -73,7 +66,7 @@ class Table:
         bounds: labels of rows that use more information than a method may; they are not ranked.
         control: label of the row that effects are measured against; empty if the table has none.
         controls: by label of a row, that of the row which is its own step with the unlabelled loss switched off.
-        untuned: the table whose rows these are, at the rates of their papers; empty for a table of its own.
+        untuned: the table whose rows these are, at the rates of their papers; none for a table of its own.
         published_runs: number of runs behind a published value.
     """
 
@@ -86,7 +79,7 @@ class Table:
     bounds: Sequence[str] = ()
     control: str = ""
     controls: Mapping[str, str] = field(default_factory=dict)
-    untuned: str = ""
+    untuned: str | None = None
     published_runs: int = 1
 
 
@@ -170,20 +163,16 @@ def read_published(path: Path) -> dict[Any, str]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path}: the published values cannot be read: {error}") from None
     for number, line in enumerate(lines, start=2):
-        where = f"{path}, line {number}"
-        if missing := [name for name in PUBLISHED_COLUMNS if name not in line]:
-            raise ConfigError(f"{where}: the column {missing[0]} is missing")
-        if None in line or None in line.values():
-            raise ConfigError(f"{where}: it has not as many values as the header has columns")
-        table, dataset, method, metric, value = (line.pop(name) for name in PUBLISHED_COLUMNS)
-        spread = line.pop("std", "")
-        row = Row(table, dataset, method, {name: text for name, text in line.items() if text}, {})
-        for key, text in ((metric, value), *([(f"{metric} std", spread)] if spread else [])):
-            try:
-                finite = isfinite(float(text))
-            except ValueError:
-                finite = False
-            if not finite or row.key(key) in values:
-                raise ConfigError(f"{where}: {row.full_name}, {key}: {text!r} is no number, or stands there twice")
-            values[row.key(key)] = text
+        try:
+            table, dataset, method, metric, value = (line.pop(name) for name in PUBLISHED_COLUMNS)
+            if None in line:
+                raise ValueError("more values than the header has columns")
+            spread = line.pop("std", "")
+            row = Row(table, dataset, method, {name: text for name, text in line.items() if text}, {})
+            for key, text in ((metric, value), *([(f"{metric} std", spread)] if spread else [])):
+                if not isfinite(float(text)) or row.key(key) in values:
+                    raise ValueError(f"{row.full_name}, {key}: {text!r} is not finite, or stands there twice")
+                values[row.key(key)] = text
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{path}, line {number}: a column, or a number, is missing: {error}") from None
     return values

@@ -1,7 +1,6 @@
 """The schema of a suite file, checked when it is loaded, and how one file extends another."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any
 
 from pydantic import (
@@ -21,13 +20,6 @@ from benchmark.runs.records import problem
 from datamodules.common.errors import ConfigError
 
 METRICS = ("acc", "acc_clients", "acc_worst_clients", "auc", "precision", "recall", "loss")
-COLUMNS = (
-    *("table", "dataset", "data", "network", "method", "metric", "ours", "std", "ci95", "n", "published", "spread"),
-    *("value", "delta", "prediction", "effect", "effect_ci95", "effect_prediction", "effect_n", "effect_published"),
-    *("status", "note"),
-    *("best", "last", "last_k_mean", "averaged", "runs"),
-)
-"""Columns that the files of tables and of published values have besides those of rows."""
 TOLD = 3  # problems that one message lists
 
 
@@ -71,57 +63,65 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class _Layer(_Part):
+class Layer(_Part):
+    """Options of all rows, and further ones of the rows of some methods."""
+
     set: dict[str, Any] = {}
     methods: dict[MethodName, dict[str, Any]] = {}
 
 
-class _Dataset(_Layer):
+class _PerDataset(Layer):
+    datasets: dict[DataName, Layer] = {}
+
+
+class Layers(_PerDataset):
+    """Options by table and data set."""
+
+    tables: dict[TableName, _PerDataset] = {}
+
+    def of(self, table: str, dataset: str) -> list[Layer]:
+        """Those of a row, of which a later one wins: all rows', its table's, its data set's, and that of both."""
+        own = self.tables.get(table, _PerDataset())
+        return [self, own, self.datasets.get(dataset, Layer()), own.datasets.get(dataset, Layer())]
+
+
+class _Dataset(Layer):
     pending: str = ""
 
 
 class _Label(_Part):
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow")  # options of its rows
     method: str = ""
     minus: Pair | None = None
     pending: str = ""
 
-    @model_validator(mode="after")
-    def _is_something(self) -> "_Label":
-        if not (self.method or self.minus or self.pending):
-            raise ValueError("it needs a method, or minus, or pending")
-        return self
-
 
 class _Row(_Part):
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow")  # columns that tell it apart
     __pydantic_extra__: dict[str, Word]
     method: LabelName
     set: dict[str, Any] = {}
 
-    @model_validator(mode="after")
-    def _has_own_columns(self) -> "_Row":
-        if taken := {*(self.model_extra or {})} & {*COLUMNS}:
-            raise ValueError(f"the table's files have a column `{min(taken)}` already; rename it")
-        return self
-
 
 class _Table(_Part):
     title: str
-    datasets: Annotated[list[DataName], Field(min_length=1), AfterValidator(_distinct)]
-    metrics: Annotated[list[Annotated[str, AfterValidator(_metric)]], Field(min_length=1)]
-    rows: Annotated[list[_Row], Field(min_length=1)]
+    datasets: Annotated[list[DataName], AfterValidator(_distinct)] = []
+    metrics: list[Annotated[str, AfterValidator(_metric)]] = []
+    rows: list[_Row] = []
     set: dict[str, Any] = {}
     unpublished: str = "none"
     reference: str = ""
     bounds: list[str] = []
     control: str = ""
     controls: dict[str, str] = {}
-    untuned: str = ""
+    untuned: TableName | None = None
     published_runs: Annotated[int, Field(ge=1)] = 1
 
     @model_validator(mode="after")
     def _has_distinct_rows(self) -> "_Table":
+        for name in ("datasets", "metrics", "rows"):
+            if not (getattr(self, name) or self.untuned):
+                raise ValueError(f"it has no {name}")
         labels = [row.method for row in self.rows]
         for label in (self.reference, self.control, *self.bounds, *self.controls, *self.controls.values()):
             if label and label not in labels:
@@ -131,84 +131,96 @@ class _Table(_Part):
         return self
 
 
-class _PerDataset(_Layer):
-    datasets: dict[DataName, _Layer] = {}
+class Tuning(Layers):
+    """The trials of ``tune``."""
 
-
-class _Tuning(_PerDataset):
     rates: Annotated[list[str], Field(min_length=1)]
     seeds: Unreported
 
 
-class _Central(_PerDataset):
+class Central(Layers):
+    """The two rows of a test of admission that have all data in one place."""
+
     labels: Pair
-    tables: dict[TableName, _Layer] = {}
 
 
-class _Admission(_Part):
+class Admission(_Part):
+    """The test of ``admit``."""
+
     seeds: Unreported
-    central: _Central
+    central: Central
 
 
-class _Scale(_PerDataset):
+class ScaleSpec(Layers):
+    """A version of the suite: its network, rounds and seeds."""
+
     seeds: Seeds
     report: Reading | None = None
     compare: bool = False
     note: str = ""
-    tables: dict[TableName, _PerDataset] = {}
-    tuning: _Tuning | None = None
-    admission: _Admission | None = None
+    tuning: Tuning | None = None
+    admission: Admission | None = None
     without: dict[LabelName, str] = {}
 
     @model_validator(mode="after")
-    def _reports_other_seeds(self) -> "_Scale":
+    def _reports_other_seeds(self) -> "ScaleSpec":
         for entry in (self.tuning, self.admission):
             if entry and (both := {*entry.seeds} & {*self.seeds}):
                 raise ValueError(f"seed {min(both)} is reported, and tuning or admission uses it")
         return self
 
 
-class _Suite(_Part):
-    model_config = ConfigDict(extra="allow")
+class SuiteSpec(_Part):
+    """The content of a suite file."""
+
+    model_config = ConfigDict(extra="allow")  # YAML anchors
     paper: Annotated[str, Field(pattern=r"^[\w.-]+$")]
     title: str
     published: str | None
     report: Reading
-    base: _Layer
-    datasets: dict[str, _Dataset | None]
+    base: Layer
+    datasets: dict[str, Annotated[_Dataset, BeforeValidator(lambda given: {} if given is None else given)]]
     labels: dict[str, _Label]
     tables: Annotated[dict[Word, _Table], Field(min_length=1)]
-    scales: Annotated[dict[Scale, _Scale], Field(min_length=1)]
+    scales: Annotated[dict[Scale, ScaleSpec], Field(min_length=1)]
     ranked: bool = False
     replaced: list[str] = []
 
+    @model_validator(mode="after")
+    def _fill_untuned(self) -> "SuiteSpec":
+        """Give each table ``untuned: NAME`` the rows of the table NAME without its controls, at every scale."""
+        for name, own in self.tables.items():
+            if own.untuned:
+                of = self.tables[own.untuned]
+                own.rows = [row for row in of.rows if row.method not in of.controls.values()]
+                own.datasets, own.metrics = own.datasets or of.datasets, own.metrics or of.metrics
+                own.set = own.set or of.set
+                for scale in self.scales.values():
+                    if own.untuned in scale.tables:
+                        scale.tables[name] = scale.tables[own.untuned]
+        return self
 
-def check(spec: Mapping[str, Any], where: str) -> dict[str, Any]:
+
+def check(spec: Mapping[str, Any], where: str) -> SuiteSpec:
     """Check the content of a suite file: keys, types, ranges, and that every name is defined in the file.
 
     Args:
-        spec: the content. A top-level key that is unlike all known ones may hold YAML anchors.
+        spec: the content. Further top-level keys may hold YAML anchors.
         where: the file, for the message.
-
-    Returns:
-        The content with all defaults; numbers of tables are words.
 
     Raises:
         ConfigError: lists the first mistakes with their places, and suggests names.
     """
-    for key in spec:
-        if key not in _Suite.model_fields and get_close_matches(str(key), _Suite.model_fields, n=1, cutoff=0.75):
-            raise unknown("key", key, _Suite.model_fields, f" ({where})")
-    labels = _mapping(spec.get("labels"))
-    methods = [str(label.get("method")) for label in map(_mapping, labels.values())]
+    parts = {key: spec[key] if isinstance(spec.get(key), Mapping) else {} for key in ("labels", "datasets", "tables")}
+    methods = [str(label.get("method")) for label in parts["labels"].values() if isinstance(label, Mapping)]
     known = {
-        "method label": list(labels),
-        "data set label": list(_mapping(spec.get("datasets"))),
-        "table": [str(number) for number in _mapping(spec.get("tables"))],
+        "method label": list(parts["labels"]),
+        "data set label": list(parts["datasets"]),
+        "table": [str(number) for number in parts["tables"]],
         "method": [name for method in methods for name in with_its_method(method)],
     }
     try:
-        return _Suite.model_validate(dict(spec), context=known).model_dump()
+        return SuiteSpec.model_validate(dict(spec), context=known)
     except ValidationError as error:
         raise ConfigError(f"{where}: {problem(error, TOLD)}".replace(".[key]", "")) from None
 
@@ -220,10 +232,6 @@ def with_its_method(name: str) -> list[str]:
     """
     _, ablation, rest = name.partition("methods.ablations.")
     return [rest.partition(".")[0], name] if ablation else [name]
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def on_top(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,24 +246,3 @@ def on_top(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         else:
             result[key] = value
     return result
-
-
-def with_untuned(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The spec with each table ``untuned: NAME`` filled in: the rows of the table NAME without its controls.
-
-    They have its options at every scale, and nothing that tuning has chosen, since they are rows of another table.
-    """
-    tables, scales = dict(spec.get("tables", {})), dict(spec.get("scales", {}))
-    for name, own in tables.items():
-        if not (isinstance(own, Mapping) and own.get("untuned") in tables):
-            continue
-        of = tables[own["untuned"]]
-        controls = of.get("controls", {}).values()
-        rows = [row for row in of["rows"] if row["method"] not in controls]
-        tables[name] = {key: of[key] for key in ("datasets", "metrics", "set") if key in of} | {**own, "rows": rows}
-        for scale, entry in scales.items():
-            at = entry.get("tables", {})
-            if own["untuned"] in at:
-                scales[scale] = {**entry, "tables": {**at, name: at[own["untuned"]]}}
-                entry = scales[scale]
-    return {**spec, "tables": tables, "scales": scales} if tables and scales else spec

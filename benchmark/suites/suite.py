@@ -14,7 +14,7 @@ from typing import Any
 from benchmark.config import Run, Runtime, apply, differences, from_dict
 from benchmark.registry import unknown
 from benchmark.suites.plan import Plan, Row, Table, operands, read_published
-from benchmark.suites.schema import check, on_top, with_its_method, with_untuned
+from benchmark.suites.schema import Layer, Layers, ScaleSpec, check, on_top, with_its_method
 from benchmark.suites.side_files import SideFile
 from datamodules.common.errors import BenchError, ConfigError
 from datamodules.common.yaml import read_yaml
@@ -23,9 +23,6 @@ from methods import models
 SUFFIX = ".yaml"
 SUITES = Path(__file__).parent
 PUBLISHED = SUITES / "published"
-ID_LETTERS = 4
-"""Fewest characters of a run id that a filter takes for one, rather than for the number of a table."""
-Options = Mapping[str, Any]
 
 
 class Suite:
@@ -33,7 +30,7 @@ class Suite:
 
     Args:
         spec: content of the suite file.
-        where: its name, for error messages.
+        where: what finds it on the command line: its name, or the path of its file.
         folder: where its file is; the folders of ``tuned`` and ``admitted`` are beside it.
         extended: the suite on top of which ``spec`` was written, and which ``spec`` holds already.
 
@@ -52,49 +49,46 @@ class Suite:
         folder: Path = SUITES,
         extended: "Suite | None" = None,
     ) -> None:
-        self.spec = check(with_untuned(spec), where)
+        self.spec = check(spec, where)
         self.where, self.folder, self.extended = where, folder, extended
-        self.paper, self.title, self.report = (str(self.spec[name]) for name in ("paper", "title", "report"))
-        self.ranked: bool = self.spec["ranked"]
-        self.replaced = frozenset(self.spec["replaced"])
+        self.paper, self.title, self.report = self.spec.paper, self.spec.title, str(self.spec.report)
+        self.ranked = self.spec.ranked
         self.tuned, self.admitted = SideFile(folder, "tuned", self.paper), SideFile(folder, "admitted", self.paper)
         self._chosen: dict[str, dict[str, Any]] = {}
-        self._runs: dict[tuple[str, str, str], Run] = {}
-        self.tables = tuple(self._table(number, table) for number, table in self.spec["tables"].items())
+        self._runs: dict[tuple[str, str], Run] = {}
+        self.tables = tuple(self._table(number) for number in self.spec.tables)
         self.rows = [row for table in self.tables for row in table.rows]
         for row in self.rows:
             if row.minus:
                 operands(row, self.rows, where)
 
-    def scale(self, name: str) -> Mapping[str, Any]:
-        """The suite's entry for a scale."""
-        if name not in self.spec["scales"]:
-            raise unknown("scale", name, self.spec["scales"], f" ({self.where})")
-        entry: Mapping[str, Any] = self.spec["scales"][name]
-        return entry
+    def _table(self, number: str) -> Table:
+        spec = self.spec.tables[number]
+        own = {f.name: getattr(spec, f.name) for f in fields(Table) if f.name not in ("number", "rows")}
+        rows = []
+        for dataset in spec.datasets:
+            for row in spec.rows:
+                minus = self.spec.labels[row.method].minus
+                involved: list[Any] = [
+                    self.spec.datasets[dataset],
+                    *(self.spec.labels[name] for name in minus or (row.method,)),
+                ]
+                pending = next((entry.pending for entry in involved if entry.pending), "")
+                columns, options = dict(row.model_extra or {}), {**spec.set, **row.set}
+                both = (minus[0], minus[1]) if minus else None
+                rows.append(Row(number, dataset, row.method, columns, options, both, pending))
+        return Table(number=number, rows=tuple(rows), **own)
 
-    def compares(self, scale: str) -> bool:
-        """Whether the scale is the paper's protocol: only then are results compared with published values."""
-        return bool(self.scale(scale)["compare"])
+    def scale(self, name: str) -> ScaleSpec:
+        """The suite's entry for a scale."""
+        found = [entry for key, entry in self.spec.scales.items() if key == name]
+        if not found:
+            raise unknown("scale", name, self.spec.scales, f" ({self.where})")
+        return found[0]
 
     def reading(self, scale: str) -> str:
         """The reading that tables show at a scale: its own ``report``, or the suite's."""
-        return str(self.scale(scale)["report"] or self.report)
-
-    def left_out(self, scale: str) -> dict[str, str]:
-        """Labels that a scale leaves out, and why: for instance variants of something that the scale replaces."""
-        return dict(self.scale(scale)["without"])
-
-    def entry(self, scale: str, name: str, command: str) -> Mapping[str, Any]:
-        """The entry of a scale that a command follows.
-
-        Raises:
-            ConfigError: the scale has none.
-        """
-        found: Mapping[str, Any] | None = self.scale(scale)[name]
-        if found is None:
-            raise ConfigError(f"{self.where}: scale {scale} has no entry `{name}`, so there is nothing to {command}")
-        return found
+        return str(self.scale(scale).report or self.report)
 
     def row(self, name: str, scale: str) -> Row:
         """The row that ``name`` means: ``table/dataset/method``, with ``/column=value`` where that is several runs.
@@ -115,7 +109,7 @@ class Suite:
         Raises:
             ConfigError: the row's configuration cannot be run, or its network lacks an option; names suite and row.
         """
-        key = (scale, row.full_name, repr(row.options))
+        key = (scale, row.full_name)
         if key not in self._runs:
             try:
                 run = Run.of(from_dict(self.values(row, scale)), row.name)
@@ -135,7 +129,7 @@ class Suite:
             changes: as in ``Run.replace``.
         """
         first = self.run(row, scale)
-        return {seed: first.replace(seed=seed, **changes) for seed in seeds or self.scale(scale)["seeds"]}
+        return {seed: first.replace(seed=seed, **changes) for seed in seeds or self.scale(scale).seeds}
 
     def check_writable(self, what: str, command: str) -> None:
         """Refuse to write beside a suite that is part of an installed package: an update would replace it.
@@ -153,80 +147,57 @@ class Suite:
                 f"the suite: write your own with `extends: {self.paper}` and {command} that (docs/leaderboard.md)"
             )
 
-    @property
-    def argument(self) -> str:
-        """What finds this suite on the command line: its name, or the path of its file."""
-        return self.paper if self.folder == SUITES else self.where
-
-    @property
-    def file(self) -> Path:
-        """The suite's own file."""
-        return self.folder / Path(self.where).name
-
     def choices(self, scale: str) -> dict[str, Any]:
         """What tuning has chosen for rows, by ``Row.full_name``, with all that it tried.
 
         A choice made for the suite that this one extends counts where both have the row alike: the same configuration
         before tuning, whatever the seeds, and the same rule of tuning.
         """
-        return {**self._inherited(scale), **self.tuned.own(scale)}
-
-    def _inherited(self, scale: str) -> dict[str, Any]:
-        base = self.extended
-        if base is None or scale not in base.spec["scales"]:
-            return {}
-        if self.scale(scale)["tuning"] != base.scale(scale)["tuning"]:
-            return {}
+        base, own = self.extended, self.tuned.own(scale)
+        if base is None or scale not in base.spec.scales or self.scale(scale).tuning != base.scale(scale).tuning:
+            return own
         ours, theirs = ({row.full_name: row for row in suite.rows} for suite in (self, base))
-        return {
+        inherited = {
             name: entry
             for name, entry in base.choices(scale).items()
             if name in ours.keys() & theirs.keys()
             and self.before_tuning(ours[name], scale) == base.before_tuning(theirs[name], scale)
         }
+        return {**inherited, **own}
 
     def before_tuning(self, row: Row, scale: str) -> dict[str, Any]:
         """The configuration of a row at a scale apart from its seed and the rates that tuning has chosen."""
         return self.values(row, scale, tuned=False) | {"seed": None}
 
-    def values(self, row: Row, scale: str, tuned: bool = True, last: Options | None = None) -> dict[str, Any]:
+    def values(self, row: Row, scale: str, tuned: bool = True, last: Layers | None = None) -> dict[str, Any]:
         """The configuration of a row at a scale as the suite gives it, without defaults.
 
-        Its layers, each with options under ``set``, and for some methods under ``methods``, override one another in
-        this order: base, data set, label, table and row, scale; the scale's table, its data set, and its data set of
-        the table; what ``tune`` has chosen; ``last``, and its data set.
+        Its layers override one another in this order: base, data set, label, table and row, scale (``Layers.of``), what
+        ``tune`` has chosen, ``last``.
 
         Args:
             row: of this suite.
             scale: one of its scales.
             tuned: whether to include what tuning has chosen.
-            last: the layer of a run of ``tune`` or ``admit``.
+            last: the layers of a run of ``tune`` or ``admit``.
         """
-        at, last = self.scale(scale), last or {}
-        table = at["tables"].get(row.table, {})
         if tuned and scale not in self._chosen:
             self._chosen[scale] = {n: entry.get("options", {}) for n, entry in self.choices(scale).items()}
-        label = self.spec["labels"][row.method]
-        name = label["method"]
+        at, label, where = self.scale(scale), self.spec.labels[row.method], (row.table, row.dataset)
         layers = [
-            self.spec["base"],
-            self.spec["datasets"][row.dataset],
-            {"set": {option: value for option, value in label.items() if option not in ("minus", "pending")}},
-            {"set": row.options},
-            at,
-            table,
-            at["datasets"].get(row.dataset),
-            table.get("datasets", {}).get(row.dataset),
-            {"set": self._chosen[scale].get(row.full_name, {}) if tuned else {}},
-            last,
-            last.get("datasets", {}).get(row.dataset),
+            self.spec.base,
+            self.spec.datasets[row.dataset],
+            Layer(set=label.model_extra or {}),
+            Layer(set=row.options),
+            *at.of(*where),
+            Layer(set=self._chosen[scale].get(row.full_name, {}) if tuned else {}),
+            *(last.of(*where) if last else ()),
         ]
-        values: dict[str, Any] = {}
-        for layer in filter(None, layers):
-            methods = layer.get("methods", {})
-            for options in (layer.get("set", {}), *(methods.get(one, {}) for one in with_its_method(name))):
-                values = apply(values, {**options, "method": name})
-        return {"seed": at["seeds"][0]} | values | {"scale": scale, "report": self.reading(scale)}
+        values: dict[str, Any] = {"seed": at.seeds[0], "method": label.method}
+        for layer in layers:
+            for options in (layer.set, *(layer.methods.get(one, {}) for one in with_its_method(label.method))):
+                values = apply(values, options)
+        return values | {"scale": scale, "report": self.reading(scale)}
 
     def plan(
         self,
@@ -247,7 +218,7 @@ class Suite:
             ConfigError: a row cannot be run, a value is out of range, or a file beside the suite is damaged.
         """
         self.admitted.own(scale)  # so that it is not found damaged when the runs are over
-        seeds = tuple(dict.fromkeys(seeds or self.scale(scale)["seeds"]))
+        seeds = tuple(dict.fromkeys(seeds or self.scale(scale).seeds))
         given = {name: value for name, value in {"runtime": runtime, **changes}.items() if value is not None}
         plan = Plan(scale, {}, {}, seeds)
         for row in self.matching([], scale):
@@ -274,42 +245,31 @@ class Suite:
             plan: of this suite.
             tables: numbers of tables.
             methods: method labels.
-            only: names of rows, patterns of them (``4/*/mine``), or beginnings of run ids, of four characters or more.
+            only: names of rows, or patterns of them (``4/*/mine``).
             seeds: seeds of the plan, in the order in which to run them; default: all.
 
         Raises:
             ConfigError: a filter names something that does not exist, or nothing is left.
         """
-        for what, asked, known in (
-            ("table", tables, [t.number for t in self.tables]),
-            ("method of this suite", methods, self.spec["labels"]),
-        ):
+        labels = self.spec.labels
+        for what, asked, known in (("table", tables, self.spec.tables), ("method of this suite", methods, labels)):
             for name in asked:
                 if name not in known:
                     raise unknown(what, name, known)
         seeds = list(seeds or plan.seeds)
-        needed = {label for name in methods for label in (name, *(self.spec["labels"][name]["minus"] or ()))}
+        needed = {label for name in methods for label in (name, *(labels[name].minus or ()))}
         chosen: dict[str, Run] = {}
-        for row in self.matching([], plan.scale):
+        for row in self.matching(only, plan.scale):
             if (not tables or row.table in tables) and (not methods or row.method in needed):
                 chosen |= {key: plan.runs[key] for seed, key in plan.of_row[row.full_name].items() if seed in seeds}
-        if only:
-            named = {key for word in only for key in self._named(word, plan)}
-            chosen = {key: run for key, run in chosen.items() if key in named}
         if not chosen:
             raise self._nothing(plan.scale, methods)
         return sorted(chosen.values(), key=lambda run: seeds.index(run.config.seed))
 
-    def _named(self, word: str, plan: Plan) -> list[str]:
-        """Ids of the runs that a word means: the beginning of a run's id, or else a row's name or a pattern."""
-        ids = [key for key in plan.runs if key.startswith(word)] if len(word) >= ID_LETTERS else []
-        rows = self.matching([word], plan.scale) if not ids else []
-        return ids + [key for row in rows for key in plan.of_row[row.full_name].values()]
-
     def _nothing(self, scale: str, methods: Collection[str]) -> ConfigError:
         """The error for filters, or a name, that no run passes; tells whether one of the methods is the reason."""
         why = {row.method: f"pending: {row.pending}" for row in self.rows if row.pending}
-        why |= {name: f"not at scale {scale}: {reason}" for name, reason in self.left_out(scale).items()}
+        why |= {name: f"not at scale {scale}: {reason}" for name, reason in self.scale(scale).without.items()}
         reasons = [f"{name} is {why[name]}" for name in methods if name in why]
         told = "; ".join(reasons) or "no run passes all filters; leave one out"
         return ConfigError(f"{self.where}: {told}")
@@ -317,41 +277,37 @@ class Suite:
     def matching(self, patterns: Collection[str], scale: str) -> list[Row]:
         """The rows that are run at a scale and match one of the patterns; all of them without a pattern.
 
-        Raises:
-            ConfigError: no such row.
-        """
-        without = self.left_out(scale)
-        meant = {row.full_name for pattern in patterns for row in self._meant(pattern, scale)}
-        own = [row for row in self._own_rows() if row.method not in without]
-        return [row for row in own if not patterns or row.full_name in meant]
-
-    def _meant(self, pattern: str, scale: str) -> list[Row]:
-        """The rows that a pattern means: those of that name, or else all that match it as a glob.
-
         A row that shows a difference means the two rows that it is taken of.
 
         Raises:
             ConfigError: no such row.
         """
-        found = [row for row in self.rows if row.full_name == pattern]
-        found = found or [row for row in self.rows if row.is_named(pattern)]
+        without = self.scale(scale).without
+        meant = [row for pattern in patterns for row in self._meant(pattern, scale)]
+        parts = {part.full_name for row in meant for part in (operands(row, self.rows) if row.minus else (row,))}
+        own = [row for row in self.rows if not (row.minus or row.pending or row.method in without)]
+        return [row for row in own if not patterns or row.full_name in parts]
+
+    def _meant(self, pattern: str, scale: str) -> list[Row]:
+        """The rows that a pattern means: those of that name, or else all that match it as a glob.
+
+        Raises:
+            ConfigError: no such row.
+        """
+        found = [row for row in self.rows if pattern in (row.name, row.full_name)]
         found = found or [row for row in self.rows if fnmatch(row.name, pattern) or fnmatch(row.full_name, pattern)]
         if not found:
             known = dict.fromkeys(name for row in self.rows for name in (row.name, row.full_name))
             (close,) = get_close_matches(pattern, known, n=1, cutoff=0.0)
             raise ConfigError(
-                f"unknown row '{pattern}'; did you mean '{close}'? `status --paper {self.argument} --scale {scale}` "
-                "lists all"
+                f"unknown row '{pattern}'; did you mean '{close}'? `status --paper {self.where} --scale {scale}` lists "
+                "all"
             )
-        return [part for row in found for part in (operands(row, self.rows) if row.minus else (row,))]
+        return found
 
     def names(self) -> list[str]:
-        """Names (``table/dataset/method``) of the rows that are run, without repetition."""
-        return list(dict.fromkeys(row.name for row in self._own_rows()))
-
-    def _own_rows(self) -> list[Row]:
-        """The rows that are run: neither differences of others nor pending."""
-        return [row for row in self.rows if row.minus is None and not row.pending]
+        """Names (``table/dataset/method``) of the rows, without repetition."""
+        return list(dict.fromkeys(row.name for row in self.rows))
 
     def published(self) -> dict[Any, str]:
         """Published values as printed, by ``Row.key``; none if the suite has ``published: null``.
@@ -361,30 +317,11 @@ class Suite:
         Raises:
             ConfigError: the file is missing, or see ``read_published``.
         """
-        name = self.spec["published"]
+        name = self.spec.published
         if name is None:
             return {}
         places = [*(suite.folder / name for suite in (self, self.extended) if suite), PUBLISHED / name]
-        found = [path for path in places if path.exists()]
-        if not found:
-            raise ConfigError(
-                f"{self.where}: published values are missing: there is no {' or '.join(map(str, places))}; write "
-                "`published: null` for none"
-            )
-        return read_published(found[0])
-
-    def _table(self, number: str, spec: Mapping[str, Any]) -> Table:
-        rows = tuple(self._row(number, name, spec, row) for name in spec["datasets"] for row in spec["rows"])
-        own = {f.name: spec[f.name] for f in fields(Table) if f.name not in ("number", "rows")}
-        return Table(number=number, rows=rows, **own)
-
-    def _row(self, number: str, dataset: str, table: Mapping[str, Any], spec: Mapping[str, Any]) -> Row:
-        method, minus = spec["method"], self.spec["labels"][spec["method"]]["minus"]
-        involved = [self.spec["datasets"][dataset], *(self.spec["labels"][name] for name in minus or (method,))]
-        pending = next((entry["pending"] for entry in involved if entry and entry["pending"]), "")
-        columns = {name: value for name, value in spec.items() if name not in ("method", "set")}
-        options = {**table["set"], **spec["set"]}
-        return Row(number, dataset, method, columns, options, tuple(minus) if minus else None, pending)
+        return read_published(next((path for path in places if path.exists()), places[0]))
 
 
 def available() -> list[str]:
@@ -403,19 +340,19 @@ def load(paper: str, extending: tuple[Path, ...] = ()) -> Suite:
         ConfigError: no such suite, or one that extends itself.
     """
     if paper.endswith(SUFFIX):
-        file, where = Path(paper), paper
+        file = Path(paper)
     elif paper in available():
-        file, where = SUITES / (paper + SUFFIX), paper + SUFFIX
+        file = SUITES / (paper + SUFFIX)
     else:
         raise unknown("paper", paper, available(), "; the path of a suite.yaml works too")
     if file.resolve() in extending:
         raise ConfigError(f"suite {paper}: it extends itself; name another suite under `extends:`")
     spec = read_yaml(file, "suite")
     if "extends" not in spec:
-        return Suite(spec, where, file.parent)
+        return Suite(spec, paper, file.parent)
     name = str(spec.pop("extends"))
     extended = load(str(file.parent / name) if name.endswith(SUFFIX) else name, (*extending, file.resolve()))
-    return extend(extended, spec, where, file.parent)
+    return extend(extended, spec, paper, file.parent)
 
 
 def extend(extended: Suite, spec: Mapping[str, Any], where: str, folder: Path) -> Suite:
@@ -429,7 +366,7 @@ def extend(extended: Suite, spec: Mapping[str, Any], where: str, folder: Path) -
             f"suite {where}: give it a name of its own under `paper:`; "
             f"under that of {extended.where} it would overwrite its tables"
         )
-    return Suite(on_top(extended.spec, spec), where, folder, extended)
+    return Suite(on_top(extended.spec.model_dump(), spec), where, folder, extended)
 
 
 @dataclass(frozen=True)
@@ -455,7 +392,7 @@ def places(suites: Iterable[Suite], scale: str) -> list[Place]:
     """
     found = []
     for suite in suites:
-        if scale in suite.spec["scales"]:
+        if scale in suite.spec.scales:
             plan = suite.plan(scale)
             rows = [row for row in suite.rows if row.full_name in plan.of_row]
             found += [Place(suite, scale, row, plan.run(row, seed)) for row in rows for seed in plan.seeds]

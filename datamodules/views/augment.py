@@ -31,17 +31,36 @@ PostTransform = Callable[[Tensor, torch.Generator], Tensor]
 CHUNK_BYTES = 1 << 26
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Geometry:
     """How windows are cut from a set of images; compared and hashed by value, as a key for prepared images.
 
-    `channels=3` turns one-channel images into three identical channels. `base` is a geometry without
-    randomness (`Resize` or `Pad`) whose `prepare` is applied first.
+    Args:
+        border: black pixels that every image gets on each side (28 to 32 with 2).
+        side: side of the square that it is then resized to; ``None``: as it is.
+        pad: pixels that it then gets on each side.
+        mode: what these are: black (``zero``), or mirrored content, the outermost pixel not repeated (``reflect``).
+        channels: 3 turns one-channel images into three identical channels.
+        crop: side of the window that is cut at a uniform position; ``None``: the whole image, without randomness.
+        flip: probability with which a window is mirrored; 0 draws no coin.
+
+    Raises:
+        ConfigError: the window is larger than the image.
     """
 
-    _: KW_ONLY
+    border: int = 0
+    side: int | None = None
+    pad: int = 0
+    mode: Literal["zero", "reflect"] = "zero"
     channels: int | None = None
-    base: "Geometry | None" = None
+    crop: int | None = None
+    flip: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a window larger than the image."""
+        if self.crop and self.side and self.crop > self.side + 2 * self.pad:
+            way = f"enlarge to at least {self.crop} (data.zoom), or cut a smaller one (data.side)"
+            raise ConfigError(f"a window of {self.crop} does not fit into {self.side}: {way}")
 
     def prepare(self, images: Tensor) -> Tensor:
         """Lay out uint8 images [N, H, W, C] for cutting: uint8 [N, H', W', C'], contiguous, same device.
@@ -53,85 +72,19 @@ class Geometry:
                 f"{self}: expected 8-bit images [N, H, W, C], got {images.dtype} {list(images.shape)}; feature vectors "
                 "need data.pipeline=feature_versions or feature_copies"
             )
-        if self.base is not None:
-            images = self.base.prepare(images)
-        images = self._lay_out(images)
+        images = zero_pad(images, self.border)
+        if self.side is not None:
+            images = resize(images, self.side)
+        images = zero_pad(images, self.pad) if self.mode == "zero" else reflect_pad(images, self.pad)
         if self.channels is not None:
             images = images.expand(-1, -1, -1, self.channels)
         return images.contiguous()
 
     def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None) -> Tensor:
         """Cut one window per entry of `index` (int64 [B], positions in `prepared`): uint8 [B, h, w, C]."""
-        return prepared.index_select(0, index)
-
-    def _lay_out(self, images: Tensor) -> Tensor:
-        return images
-
-
-@dataclass(frozen=True)
-class Resize(Geometry):
-    """The test view: both sides forced to `size` (None: unchanged); no randomness, needs no generator."""
-
-    size: int | None = None
-
-    def _lay_out(self, images: Tensor) -> Tensor:
-        return images if self.size is None else resize(images, self.size)
-
-
-@dataclass(frozen=True)
-class Pad(Geometry):
-    """`pad` black pixels on every side (28 to 32 with `pad=2`); no randomness, needs no generator."""
-
-    pad: int
-
-    def _lay_out(self, images: Tensor) -> Tensor:
-        return zero_pad(images, self.pad)
-
-
-@dataclass(frozen=True)
-class ZoomCrop(Geometry):
-    """Enlarge to `zoom` x `zoom`, cut a `crop` x `crop` window at a uniform position, without padding.
-
-    The window is mirrored with probability `flip`. Raises `ConfigError` for a window larger than the image.
-    """
-
-    zoom: int
-    crop: int
-    flip: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Refuse a window larger than the image."""
-        if not 0 < self.crop <= self.zoom:
-            way = f"enlarge to at least {self.crop} (data.zoom), or cut a smaller one (data.side)"
-            raise ConfigError(f"{self}: a window of {self.crop} does not fit into {self.zoom}: {way}")
-
-    def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Cut windows: uint8 [B, crop, crop, C]."""
-        return random_windows(prepared, index, self.crop, self.crop, self.flip, generator)
-
-    def _lay_out(self, images: Tensor) -> Tensor:
-        return resize(images, self.zoom)
-
-
-@dataclass(frozen=True)
-class PadCrop(Geometry):
-    """Pad every side by `pad`, cut a window of the original size at a uniform position.
-
-    The window is mirrored with probability `flip`; 0 draws no coin. `mode` is "reflect" (mirrored content,
-    border pixel not repeated) or "zero" (black).
-    """
-
-    pad: int
-    mode: Literal["reflect", "zero"]
-    flip: float = 0.5
-
-    def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Cut windows of the original size: uint8 [B, H, W, C]."""
-        height, width = (side - 2 * self.pad for side in prepared.shape[1:3])
-        return random_windows(prepared, index, height, width, self.flip, generator)
-
-    def _lay_out(self, images: Tensor) -> Tensor:
-        return zero_pad(images, self.pad) if self.mode == "zero" else reflect_pad(images, self.pad)
+        if self.crop is None:
+            return prepared.index_select(0, index)
+        return random_windows(prepared, index, self.crop, self.flip, generator)
 
 
 @dataclass(frozen=True)
@@ -257,7 +210,7 @@ def resize(images: Tensor, size: int, chunk_bytes: int = CHUNK_BYTES) -> Tensor:
 
 def zero_pad(images: Tensor, pad: int) -> Tensor:
     """Pad uint8 images [N, H, W, C] with `pad` zero pixels per side: [N, H + 2 pad, W + 2 pad, C]."""
-    return F.pad(images, (0, 0, pad, pad, pad, pad))
+    return F.pad(images, (0, 0, pad, pad, pad, pad)) if pad else images
 
 
 def reflect_pad(images: Tensor, pad: int) -> Tensor:
@@ -273,26 +226,26 @@ def reflect_pad(images: Tensor, pad: int) -> Tensor:
 
 
 def random_windows(
-    prepared: Tensor, index: Tensor, height: int, width: int, flip: float, generator: torch.Generator | None
+    prepared: Tensor, index: Tensor, side: int, flip: float, generator: torch.Generator | None
 ) -> Tensor:
     """Cut one uniformly placed window per image and mirror it with probability `flip`, in one gather.
 
-    `prepared` is uint8 [N, H, W, C], `index` int64 [B]; returns uint8 [B, height, width, C]. Draws, in this
+    `prepared` is uint8 [N, H, W, C], `index` int64 [B]; returns uint8 [B, side, side, C]. Draws, in this
     order, the top edges, the left edges and, unless `flip` is 0, the mirror coins. Raises `RunError`
     without a generator.
     """
     generator = _required(generator, "random_windows")
     count, (_, full_height, full_width, channels) = len(index), prepared.shape
     device = prepared.device
-    top = torch.randint(full_height - height + 1, (count,), generator=generator, device=device)
-    left = torch.randint(full_width - width + 1, (count, 1), generator=generator, device=device)
-    column = torch.arange(width, device=device)
+    top = torch.randint(full_height - side + 1, (count,), generator=generator, device=device)
+    left = torch.randint(full_width - side + 1, (count, 1), generator=generator, device=device)
+    column = torch.arange(side, device=device)
     if flip > 0:
         mirrored = torch.rand((count, 1), generator=generator, dtype=torch.float32, device=device) < flip
-        column = torch.where(mirrored, width - 1 - column, column)
-    row = (index * full_height + top)[:, None] + torch.arange(height, device=device)
+        column = torch.where(mirrored, side - 1 - column, column)
+    row = (index * full_height + top)[:, None] + torch.arange(side, device=device)
     pixel = (row * full_width)[:, :, None] + (left + column)[:, None, :]
-    return prepared.view(-1, channels).index_select(0, pixel.view(-1)).view(count, height, width, channels)
+    return prepared.view(-1, channels).index_select(0, pixel.view(-1)).view(count, side, side, channels)
 
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

@@ -1,11 +1,12 @@
 """Named pipelines: the views that a data set offers, named by their operations."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from datamodules.common.errors import ConfigError
 from datamodules.common.plugins import plugin
-from datamodules.views.augment import Cutout, FeatureView, Geometry, Pad, PadCrop, Resize, View, ZoomCrop
+from datamodules.views.augment import Cutout, FeatureView, Geometry, View
 from datamodules.views.randaugment import AFFINE, FIXMATCH_LEVELS, FIXMATCH_UNIFORM, GRID_LEVELS, MAXIMAL, RandAugment
 
 PAD = 4
@@ -33,10 +34,10 @@ class Look:
     std: tuple[float, ...]
     border: int = 0
 
-    @property
-    def base(self) -> Geometry:
-        """Geometry that brings stored images to the network's size."""
-        return Pad(self.border) if self.border else Resize(self.size)
+    def geometry(self, **cutting: Any) -> Geometry:
+        """How stored images are brought to the network's size, and what is cut from them."""
+        size: Any = {"border": self.border} if self.border else {"side": self.size}
+        return Geometry(**{"channels": 3, **size, **cutting})
 
     def view(self, geometry: Geometry, transforms: tuple = (), post: tuple = ()) -> View:  # type: ignore[type-arg]
         """Return a view with this normalisation."""
@@ -45,7 +46,7 @@ class Look:
     @property
     def plain(self) -> View:
         """Return the view without randomness: resized if needed."""
-        return self.view(replace(self.base, channels=3))
+        return self.view(self.geometry())
 
 
 Views = Mapping[str, View | FeatureView]
@@ -55,7 +56,7 @@ Windows = Callable[[Look], dict[str, View]]
 
 def zoom_crop_flip(look: Look) -> dict[str, View]:
     """Enlarge, cut a window without padding, flip; test images are not enlarged (RSCFed, CBAFed)."""
-    window = ZoomCrop(look.zoom, look.size, look.flip, base=look.base if look.border else None, channels=3)
+    window = look.geometry(side=look.zoom, crop=look.size, flip=look.flip)
     return {"weak": look.view(window), "test": look.plain}
 
 
@@ -69,7 +70,7 @@ def pad_crop_flip(look: Look) -> dict[str, View]:
         raise ConfigError(
             f"data.side={look.size}: this pipeline mirrors {PAD} pixels at every edge; choose {PAD + 1} or more"
         )
-    window = PadCrop(PAD, "reflect", look.flip, base=look.base, channels=3)
+    window = look.geometry(pad=PAD, mode="reflect", crop=look.size, flip=look.flip)
     return {"weak": look.view(window), "test": look.plain}
 
 
@@ -97,7 +98,7 @@ def randaugment_levels_cutout(look: Look) -> dict[str, View]:
     """``randaugment_levels``; for labelled images ``zero_crop``: a flipped window of the image with 4 black pixels per
     side, and ``cutout``: such a window with a square set to 0 after normalisation (FedDure).
     """
-    window = PadCrop(PAD, "zero", look.flip, base=look.base, channels=3)
+    window = look.geometry(pad=PAD, crop=look.size, flip=look.flip)
     views = {"zero_crop": look.view(window), "cutout": look.view(window, post=(Cutout(look.size // 2),))}
     return {**randaugment_levels(look), **views}
 

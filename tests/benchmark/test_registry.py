@@ -7,14 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from benchmark.config import from_dict, resolve
-from benchmark.registry import (
-    KINDS,
-    converted,
-    find_class,
-    known_names,
-    own_names,
-    parameters,
-)
+from benchmark.registry import KINDS, converted, find_class, known_names, own_names, parameters
 from datamodules.common.errors import ConfigError
 
 METHOD = KINDS["method"]

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmark.contract import runs
 from benchmark.contract.checks import CHECKS, parametrize_with_checks
-from benchmark.contract.federations import contract_data
+from benchmark.contract.federations import Subject
 from benchmark.contract.test_contract import pytest_generate_tests, test_contract
 from benchmark.registry import KINDS, find_class, own_names
 from methods.base import FedMethod
@@ -42,17 +41,18 @@ class Told(Idle):
 def test_a_method_may_say_how_it_is_checked() -> None:
     """With other arguments and data than usual."""
     with pytest.raises(AssertionError, match="in `contract_args`, name arguments with which it does"):
-        runs.check_pseudo_labels_flow(Idle)
-    runs.check_pseudo_labels_flow(Told)
-    assert contract_data(Told).hparams.pipeline == "randaugment_uniform"
+        CHECKS["pseudo_labels_flow"](Idle)
+    CHECKS["pseudo_labels_flow"](Told)
+    assert Subject(Told).data().hparams.pipeline == "randaugment_uniform"
 
 
 def test_other_packages_loop_over_the_same_checks() -> None:
     """``parametrize_with_checks`` pairs every method with every check, under readable names."""
     mark = parametrize_with_checks("fedavg", Told)
-    assert mark.args == (("method", "check"), [(m, c) for m in ("fedavg", Told) for c in CHECKS])
-    assert {"fedavg-resume_is_exact", "Told-a_visit_is_a_fit"} <= set(mark.kwargs["ids"])
-    assert len(CHECKS) == len(set(CHECKS))
+    names, pairs = mark.args
+    assert names == ("method", "check")
+    assert [pair.values for pair in pairs] == [(m, c) for m in ("fedavg", Told) for c in CHECKS.values()]
+    assert {"fedavg-resume_is_exact", "Told-a_visit_is_a_fit"} <= {pair.id for pair in pairs}
 
 
 def test_shared_code_names_no_method() -> None:

@@ -5,12 +5,8 @@ from typing import Any
 
 import pytest
 
+from benchmark.contract.checks import CHECKS
 from benchmark.contract.federations import FewerDigits, class_of
-from benchmark.contract.runs import (
-    check_a_visit_is_a_fit,
-    check_replayed_steps_equal_the_reference,
-    check_resume_is_exact,
-)
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("methods.ablations.cbafed.BatchByBatch", {}),
@@ -69,16 +65,6 @@ def variant(request: pytest.FixtureRequest) -> type:
     return type(cls.__name__, (cls,), {"contract_args": {**cls.contract_args, **arguments}})
 
 
-def test_replayed_steps_equal_the_reference(variant: type) -> None:
-    """No setting hides a number from the recording."""
-    check_replayed_steps_equal_the_reference(variant)
-
-
-def test_a_visit_is_a_fit(variant: type) -> None:
-    """A plain ``Trainer`` takes the same steps."""
-    check_a_visit_is_a_fit(variant)
-
-
-def test_resume_is_exact(variant: type) -> None:
-    """No setting keeps state that a checkpoint does not know."""
-    check_resume_is_exact(variant)
+@pytest.mark.parametrize("check", ["replayed_steps_equal_the_reference", "a_visit_is_a_fit", "resume_is_exact"])
+def test_a_variant_keeps_the_contract(variant: type, check: str) -> None:
+    CHECKS[check](variant)

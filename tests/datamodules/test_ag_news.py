@@ -232,11 +232,6 @@ def test_an_encoder_that_cannot_be_loaded_names_the_remedy(monkeypatch: pytest.M
             text.load(kind, torch.device("cpu"))
 
 
-def test_an_encoder_averages_over_tokens_without_padding() -> None:
-    hidden, mask = torch.tensor([[[1.0, 0.0], [3.0, 4.0], [9.0, 9.0]]]), torch.tensor([[1, 1, 0]])
-    assert text.token_mean(hidden, mask).tolist() == [[2.0, 2.0]]
-
-
 # --- views
 
 

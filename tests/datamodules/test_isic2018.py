@@ -24,7 +24,7 @@ def test_dermatoscopic_images_are_decoded_once_at_the_size_that_is_cut(options, 
     data = ISIC2018(**options)
     data.read()
     assert asked == ["isic2018-{}-{}".format(*sizes)]
-    assert data.views["weak"].geometry.zoom == sizes[0]
+    assert data.views["weak"].geometry.side == sizes[0]
 
 
 SMALL = {"side": 22, "zoom": 25}

@@ -210,7 +210,7 @@ def test_a_client_that_selects_nothing_returns_what_it_received_with_weight_zero
     made = federation(pl_threshold=1.5, tail_beta=0.0, res_server_alpha=0.0)
     made.run_round(0)
     received = {k: v.clone() for k, v in made.server.items()}
-    uploads, *_ = made.run_visits(made.visits(1))
+    uploads, _ = made.run_visits(made.visits(1))
     assert [u.weight for u in uploads] == [40.0] + [0.0] * (NUM_CLIENTS - 1)
     for upload in uploads[1:]:
         assert all(torch.equal(v, received[k]) for k, v in upload.tensors.items())

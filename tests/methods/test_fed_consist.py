@@ -49,12 +49,12 @@ def test_unlabelled_client_over_two_visits(case: dict[str, Any]) -> None:
         method.load_tensors({f"model.{k}": v for k, v in call["inputs"]["global_state"].items()})
         method.train()
         sums_of(method)
-        fit = Fit(method, states)
+        fit = Fit(method, states, 1)
         batches = [
             {"unlabelled": {"teacher": views["teacher_view"], "student": views["student_view"]}}
             for views in call["inputs"]["batches"]
         ]
-        for _ in fit.run(1, lambda epoch, batches=batches: batches):
+        for _ in fit.run(lambda epoch, batches=batches: batches):
             pass
         states = kept_states(method, fit.optimizers)
         out, loss = call["outputs"], method.tallied("loss")

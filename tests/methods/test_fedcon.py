@@ -130,7 +130,7 @@ def test_only_the_backbone_travels() -> None:
     sent = run.method.broadcast(run.server, visits[0])
     assert sent == backbone(run.server)
     assert any("running_mean" in name for name in sent)
-    uploads, _, _ = run.run_visits(visits)
+    uploads, _ = run.run_visits(visits)
     assert all(set(upload.tensors) == set(sent) for upload in uploads)
     assert {name.split(".")[0] for name in run.clients[visits[0].client].tensors} == {"projector", "target"}
     assert run.clients[visits[0].client].optimizers == []

@@ -94,7 +94,7 @@ def test_labels_train_sigma_and_images_train_psi(name: str) -> None:
     everything = {f"model.{name}" for name, _ in run.method.model.named_parameters()}
     assert len(psi) == len(pairs(run.method.model)) > 8
     before = dict(run.server)
-    uploads, _, _ = run.run_visits(run.visits(0)[:2])
+    uploads, _ = run.run_visits(run.visits(0)[:2])
     for upload in uploads:
         assert changed(before, upload.tensors) & everything == psi
     run.become_server()

@@ -1,5 +1,7 @@
 """Tuning: what a trial may see, which trials a row asks for, what is chosen, and what is kept of it."""
 
+from dataclasses import replace
+
 import pytest
 import yaml
 
@@ -117,7 +119,8 @@ def test_of_several_that_are_tied_it_is_the_nearest_to_the_paper(tmp_path, runti
     own = [trial(suite, "quick", suite.rows[0], n, runtime) for n in (-2, -1, 1, 2)]
 
     def chosen(*accuracies):
-        return choice([(one, (acc, 100)) for one, acc in zip(own, accuracies, strict=True)])["options"]["method.lr"]
+        scored = [replace(one, accuracy=acc, held_out=100) for one, acc in zip(own, accuracies, strict=True)]
+        return choice(scored)["options"]["method.lr"]
 
     assert chosen(60.0, 10.0, 58.0, 60.0) == 0.09
     assert chosen(10.0, 60.0, 59.0, 10.0) == chosen(10.0, 59.0, 59.0, 10.0) == 0.01
@@ -171,16 +174,13 @@ def test_a_trial_is_a_run_per_seed_and_scores_their_mean(tmp_path, runtime, monk
 
 
 def test_the_reading_that_the_suite_reports_is_the_score(tmp_path, runtime):
-    suite = toy(tmp_path)
-    suite.report, suite.spec["base"]["set"]["average_last"] = "averaged", 2
-    try:
-        for n in SEVEN:
-            last, averaged = {-3: (90.0, 10.0), 0: (20.0, 50.0)}.get(n, (20.0, 20.0))
-            (run,) = trial(suite, "quick", suite.rows[0], n, runtime).runs
-            completed(run, last, averaged={"rounds": 2, "acc": averaged}, test_images=100)
-        made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)["1/Digits/plain"]
-    finally:
-        del suite.spec["base"]["set"]["average_last"]
+    base = {"set": {**SPEC["base"]["set"], "average_last": 2}}
+    suite = toy(tmp_path, {**SPEC, "report": "averaged", "base": base})
+    for n in SEVEN:
+        last, averaged = {-3: (90.0, 10.0), 0: (20.0, 50.0)}.get(n, (20.0, 20.0))
+        (run,) = trial(suite, "quick", suite.rows[0], n, runtime).runs
+        completed(run, last, averaged={"rounds": 2, "acc": averaged}, test_images=100)
+    made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)["1/Digits/plain"]
     assert made["options"] == {"method.lr": 0.03} and made["tried"][0]["held_out_accuracy"] == 10.0
 
 
@@ -286,7 +286,7 @@ def test_a_choice_is_not_inherited_by_another_setting(tmp_path, part):
     base.tuned.add("quick", chosen)
     spec, kept = {**SPEC, "paper": "mine"}, {"1/Digits/teacher": chosen["1/Digits/teacher"]}
     if part == "rule":
-        spec["scales"], kept = with_tuning(tmp_path, seeds=[1001]).spec["scales"], {}
+        spec["scales"], kept = with_tuning(tmp_path, seeds=[1001]).spec.model_dump()["scales"], {}
     else:
         other = {"rounds": 9, "data.beta": 0.1, "model": "mlp"}[part]
         spec["labels"] = {**SPEC["labels"], "plain": {"method": "fedavg", part: other}}

@@ -72,7 +72,7 @@ def test_fit_starts_from_a_row_of_a_suite(here, fitted):
 def test_every_row_of_a_suite_has_a_name_to_start_from(paper):
     """The full name leads to the row's own run, at the full scale."""
     loaded = load(paper)
-    full = next(iter(loaded.spec["scales"]))
+    full = next(iter(loaded.spec.scales))
     plan = loaded.plan(full, seeds=[1])
     for row in loaded.rows:
         if row.full_name in plan.of_row:
@@ -144,6 +144,7 @@ def test_several_values_make_a_grid(here, fitted, capsys):
         ("--method.lrr 0.1,0.2 --data.beta 1,2", "unknown method argument 'lrr'; did you mean 'lr'?"),
         ("--method.lr 0.01,-1", "error: FedAvg: lr=-1.0 is out of range: from 0"),
         ("--roster.participants 2,99", "error: roster: 99 participants "),
+        ("--export .", "--export .: it takes the name of a file"),
     ],
 )
 def test_a_list_with_a_wrong_value_runs_nothing_and_names_it(here, fitted, capsys, options, message):

@@ -31,7 +31,7 @@ def test_options_of_the_loop_and_the_engine_reach_the_federation(tmp_path):
         return assemble(config, *make(config, torch.device("cpu")), plain_fabric())
 
     plain, skips = made(), made(nonfinite="skip")
-    assert (plain.engine.counts(), plain.nonfinite, skips.nonfinite) == ({}, "stop", "skip")
+    assert (plain.engine.counts(), plain.engine.context.skips, skips.engine.context.skips) == ({}, False, True)
     turns = made(runtime__engine="slots", runtime__slots=3)
     assert [seat.replay is None for seat in turns.engine.seats] == [False] * 3
     eager = made(runtime__engine="slots", runtime__slots=2, runtime__replay=False)

@@ -1,8 +1,5 @@
 """The averaged model: closed forms, what it leaves alone, and that nothing but the rounds decides it."""
 
-import io
-
-import pytest
 import torch
 
 from federations import few_data, make_federation, run_rows
@@ -35,26 +32,3 @@ def test_one_round_is_the_last_one_and_a_short_run_is_averaged_whole():
         **{name: rows[-1][name] for name in federation.averaged if name != "rounds"},
     }
     assert run_of(2, rounds=2)[0].averaged == run_of(9, rounds=2)[0].averaged
-
-
-@pytest.mark.parametrize("stop", [1, 2, 3, 4])
-def test_a_resumed_run_averages_to_the_same_bits(stop):
-    """Before the window, in it, and after the last round."""
-    whole, *_ = run_of(2)
-    states = []
-
-    class Saves:
-        def on_round_end(self, federation, row):
-            buffer = io.BytesIO()
-            torch.save(federation.state_dict(), buffer)
-            states.append(buffer)
-
-    first = make_federation("fedavg", few_data(3), 4, average_last=2)
-    first.callbacks = [Saves()]
-    first.run()
-    second = make_federation("fedavg", few_data(3), 4, average_last=2)
-    states[stop - 1].seek(0)
-    second.load_state_dict(torch.load(states[stop - 1], weights_only=True))
-    second.run()
-    assert second.averaged == whole.averaged
-    assert all(torch.equal(second.summed[name], value) for name, value in whole.summed.items())

@@ -1,7 +1,7 @@
 """Checkpoints: whatever is killed or damaged, what is loaded was saved whole."""
 
-import builtins
 import errno
+import io
 import os
 import shutil
 from collections import OrderedDict
@@ -34,26 +34,18 @@ def test_round_trip_and_one_predecessor(path):
     assert equal(checkpoint.load(path), 2)
 
 
-@pytest.mark.parametrize("keep", [0, 10, 40, 60, 1000, -1])
-def test_a_torn_file_falls_back_to_its_predecessor(two, keep):
-    two.write_bytes(two.read_bytes()[:keep])
-    assert equal(checkpoint.load(two), 0)
+def flipped(raw, where):
+    return raw[:where] + bytes([raw[where] ^ 1]) + raw[where + 1 :]
 
 
-@pytest.mark.parametrize("where", [0, 30, 60, 2000, -1])
-def test_one_flipped_bit_is_noticed(two, where):
-    raw = bytearray(two.read_bytes())
-    raw[where] ^= 1
-    two.write_bytes(raw)
-    assert equal(checkpoint.load(two), 0)
-
-
-def test_an_intact_predecessor_outlives_the_damaged_file(two):
-    """Even if the next save is torn, too."""
-    two.write_bytes(b"damaged")
+@pytest.mark.parametrize("where", [0, 30, 60, 1000])
+@pytest.mark.parametrize("damage", [lambda raw, where: raw[:where], flipped], ids=["torn", "flipped"])
+def test_a_damaged_file_falls_back_to_its_predecessor(two, damage, where):
+    """Which stays the predecessor, even if the next save is damaged, too."""
+    two.write_bytes(damage(two.read_bytes(), where))
     assert equal(checkpoint.load(two), 0)
     checkpoint.save(two, STATES[2])
-    two.write_bytes(b"damaged again")
+    two.write_bytes(damage(two.read_bytes(), where))
     assert equal(checkpoint.load(two), 0)
 
 
@@ -83,7 +75,7 @@ def test_a_kill_at_any_step_leaves_an_old_or_the_new_state(path, monkeypatch, fi
             checkpoint.save(path, STATES[1])
         name, _, nth = step.partition(" ")
         left = [int(nth or 1)]
-        module = {"open": builtins, "unlink": Path}.get(name, os)
+        module = {"open": io, "unlink": Path}.get(name, os)
         real = getattr(module, name)
 
         def dying(*args, real=real, left=left, done=done, **kwargs):
@@ -114,12 +106,12 @@ def test_a_full_disk_is_an_error_and_leaves_no_half_file(two, monkeypatch, call)
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    opened = open
+    opened = io.open
 
-    def on_a_full_disk(path, mode, **more):
+    def on_a_full_disk(path, mode, *args):
         if mode == "rb":
-            return opened(path, mode, **more)
-        file = opened(path, mode, buffering=0, **more)
+            return opened(path, mode, *args)
+        file = opened(path, mode, buffering=0)
         wrapped = type("Full", (), {"__enter__": lambda self: self, "__exit__": lambda *_: file.close()})()
         wrapped.write, wrapped.flush, wrapped.fileno = full, file.flush, file.fileno
         return wrapped
@@ -128,7 +120,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_half_file(two, monkeypatch, call)
         if call == "fsync":
             patch.setattr(os, "fsync", full)
         else:
-            patch.setattr("builtins.open", on_a_full_disk)
+            patch.setattr(io, "open", on_a_full_disk)
         with pytest.raises(OSError, match="No space left"):
             checkpoint.save(two, STATES[2])
     assert names(two) == (["checkpoint.pt", "checkpoint.pt.previous"], ["clients-0", "clients-0", "clients-1"])
@@ -136,7 +128,6 @@ def test_a_full_disk_is_an_error_and_leaves_no_half_file(two, monkeypatch, call)
 
 
 def test_remove(two):
-    two.with_name("checkpoint.pt.tmp").write_bytes(b"half")
     other = two.with_name("weights.pt")
     other.write_bytes(b"stays")
     assert two.with_name(CLIENTS).exists()
@@ -155,16 +146,7 @@ def test_a_prepared_file_runs_nothing(path, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    ("value", "kind"),
-    [
-        (np.float64(1), "numpy.float64"),
-        (np.zeros(2), "numpy.ndarray"),
-        (Path("x"), "Posix"),
-        ({1, 2}, "set"),
-        (len, "builtin"),
-    ],
-)
+@pytest.mark.parametrize(("value", "kind"), [(np.float64(1), "numpy.float64"), ({1, 2}, "set")])
 def test_only_plain_data_is_saved(two, value, kind):
     """What could not be read back is refused when it is written, and said where; the file before stays."""
     with pytest.raises(

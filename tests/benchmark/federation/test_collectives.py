@@ -13,6 +13,7 @@ from benchmark.federation.collectives import (
     gather_results,
     join_tensors,
     split_tensors,
+    tensors_in,
     to_device,
     wait_for_all,
 )
@@ -65,10 +66,6 @@ def message(rank: int = 0) -> Any:
     }
 
 
-def tensors_of(tree: Any) -> list[torch.Tensor]:
-    return split_tensors(tree)[1]
-
-
 def same(a: Any, b: Any) -> bool:
     """Equal trees, tensors bit for bit with their types, shapes and order in memory."""
     (first, ours), (second, theirs) = split_tensors(a), split_tensors(b)
@@ -81,37 +78,15 @@ def same(a: Any, b: Any) -> bool:
     )
 
 
-# --- in one process
-
-
-def test_tensors_are_split_off_and_joined_again():
+def test_messages_are_taken_apart_and_moved():
+    """Every container comes back as what it was, with the very tensors, or with these on another device."""
     whole = message()
     again = join_tensors(*split_tensors(whole))
-    assert same(again, whole) and len(tensors_of(whole)) == 15
-    assert all(a is b for a, b in zip(tensors_of(again), tensors_of(whole), strict=True))
+    assert same(again, whole) and all(a is b for a, b in zip(tensors_in(again), tensors_in(whole), strict=True))
     assert type(again[0, 0]) is Pair and type(again[1, 0]) is Kept and type(again["fixed"]) is Fixed
-
-
-@pytest.mark.parametrize("bare", [torch.zeros(()), 3, None, "word", Pair(1, 2), []], ids=repr)
-def test_messages_that_are_no_dicts(bare):
-    assert same(join_tensors(*split_tensors(bare)), bare)
-
-
-def test_moved_keeps_everything_but_the_device():
-    whole = message()
-    assert same(to_device(whole, torch.device("cpu")), whole)
-    there = to_device(whole, torch.device("meta"))
-    assert {t.device.type for t in tensors_of(there)} == {"meta"}
-    assert [t.shape for t in tensors_of(there)] == [t.shape for t in tensors_of(whole)]
-
-
-def test_alone_nothing_is_sent():
-    whole = message()
-    assert all_gather(plain_fabric(), whole)[0] is whole
-    assert from_first(plain_fabric(), whole) is whole
-
-
-# --- between processes
+    there = tensors_in(to_device(whole, torch.device("meta")))
+    assert [(t.device.type, t.shape) for t in there] == [("meta", t.shape) for t in tensors_in(whole)]
+    assert all_gather(plain_fabric(), whole)[0] is whole and from_first(plain_fabric(), whole) is whole
 
 
 def fail(fabric: Fabric) -> str:
@@ -141,10 +116,7 @@ def exchange(fabric: Fabric) -> dict[str, bool]:
     mine = message(rank)
     gathered, first = all_gather(fabric, mine), from_first(fabric, mine)
     uneven = all_gather(fabric, {7: torch.ones(3)} if rank else {})
-    bare = all_gather(fabric, torch.tensor(rank))
     hollow = all_gather(fabric, [torch.empty(0, 2), {}, rank])
-    plain = from_first(fabric, {"rank": rank, "hollow": torch.empty(rank)})
-    many = all_gather(fabric, {k: torch.full((k % 5,), float(rank)) for k in range(200)})
     twice = torch.zeros(3)
     apart = all_gather(fabric, [twice, twice])[1 - rank]
     apart[0] += 1.0
@@ -159,10 +131,7 @@ def exchange(fabric: Fabric) -> dict[str, bool]:
         "own without a copy": gathered[rank] is mine,
         "from the first": same(first, message(0)) and (first is mine) == (rank == 0),
         "one side empty": uneven[0] == {} and uneven[1].keys() == {7} and uneven[1][7].tolist() == [1.0] * 3,
-        "bare tensors": [int(part) for part in bare] == [0, 1] and all(part.shape == () for part in bare),
         "nothing but empty tensors": all(same(p, [torch.empty(0, 2), {}, r]) for r, p in enumerate(hollow)),
-        "plain values from the first": same(plain, {"rank": 0, "hollow": torch.empty(0)}),
-        "many": all(len(p) == 200 and float(sum(t.sum() for t in p.values())) == 400 * r for r, p in enumerate(many)),
         "no memory shared": not apart[1].any() and received.tolist() == [2.0 - rank + k for k in range(3)],
     }
 

@@ -18,6 +18,7 @@ from federations import (
     run_rows,
     same_server,
     trained,
+    visited,
 )
 
 
@@ -46,17 +47,6 @@ def test_the_trainer_is_there_when_optimisers_are_made(slots: int | None) -> Non
     federation = trained(Seen, local_epochs=2, slots=slots)
     assert list(rates.values()) == [pytest.approx([1.0, 0.5])] * 6
     assert federation.client_state_bytes == trained(Supervised).client_state_bytes
-
-
-def test_none_takes_no_step() -> None:
-    """``None`` instead of a loss leaves the model alone."""
-
-    class Idle(Supervised):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return None
-
-    federation = trained(Idle)
-    assert all(torch.equal(v, federation.engine.initial[k]) for k, v in federation.server.items())
 
 
 @pytest.mark.parametrize("made", [torch.zeros(3), {"los": torch.zeros(())}, 1.0])
@@ -92,6 +82,17 @@ def test_manual_optimisation_takes_the_same_steps() -> None:
     assert same_server(trained(Manual, clip_norm=0.5), trained(Supervised, clip_norm=0.5))
 
 
+def visit_of(federation: Federation) -> None:
+    visited(federation, federation.visits(0)[0])
+
+
+def plain_fit(method: Any, data: Any) -> L.Trainer:
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = L.Trainer(max_epochs=1, accelerator="cpu", **quiet)
+    trainer.fit(method, datamodule=data)
+    return trainer
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("form", ["tensor", "dict", "none"])
 @pytest.mark.parametrize("manual", [False, True])
@@ -113,27 +114,15 @@ def test_hooks_get_the_outputs_that_lightning_gives_them(form: str, manual: bool
             seen.append((sorted(outputs), None if loss is None else (loss.requires_grad, loss.ndim)))
 
     data = few_data(1)
-    federation = make_federation(Tells, data, rounds=1)
-    visit = federation.visits(0)[0]
-    federation.engine.run_visit(visit, federation.engine.send(visit, federation.server), None)
+    visit_of(make_federation(Tells, data, rounds=1))
     ours, seen[:] = list(seen), []
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = L.Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, **quiet)
-    trainer.fit(make_method(Tells), datamodule=data)
+    plain_fit(make_method(Tells), data)
     assert ours == seen and ours
 
 
 HOOKS = (
-    "on_train_start",
-    "on_train_epoch_start",
-    "on_train_batch_start",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_train_batch_end",
-    "on_train_epoch_end",
-    "on_train_end",
+    *("on_train_start", "on_train_epoch_start", "on_train_batch_start", "on_before_zero_grad", "on_before_backward"),
+    *("on_after_backward", "on_before_optimizer_step", "on_train_batch_end", "on_train_epoch_end", "on_train_end"),
 )
 
 
@@ -181,39 +170,24 @@ def test_hooks_are_called_in_lightnings_order(base: type) -> None:
     cls, ours = recording(base)
     callback, theirs = recording(L.Callback)
     data = few_data(1)
-    federation = make_federation(cls, data, rounds=1, callbacks=[callback()])
-    visit = federation.visits(0)[0]
-    federation.engine.run_visit(visit, federation.engine.send(visit, federation.server), None)
+    visit_of(make_federation(cls, data, rounds=1, callbacks=[callback()]))
     reference_cls, expected = recording(base)
-    method = make_method(reference_cls)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = L.Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, **quiet)
-    trainer.fit(method, datamodule=data)
+    trainer = plain_fit(make_method(reference_cls), data)
     assert ours == theirs == expected
     assert ours[-1] == ("on_train_end", trainer.global_step)
 
 
 def test_what_a_method_sees_of_the_trainer() -> None:
-    """``self.trainer``, ``current_epoch`` and ``global_step`` work."""
+    """``self.trainer``, ``current_epoch`` and ``global_step`` work; as in Lightning, -1 ends an epoch."""
     seen = []
 
     class Curious(Supervised):
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
             seen.append((self.current_epoch, self.global_step, self.trainer.max_epochs, batch_idx))
+            return -1 if batch_idx else None
 
     trained(Curious, local_epochs=2)
-    assert seen[:4] == [(0, 0, 2, 0), (0, 1, 2, 1), (1, 2, 2, 0), (1, 3, 2, 1)]
-
-
-def test_minus_one_ends_the_epoch() -> None:
-    """As in Lightning, ``on_train_batch_start`` may end an epoch."""
-
-    class Lazy(Supervised):
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
-            return -1
-
-    federation = trained(Lazy)
-    assert all(torch.equal(v, federation.engine.initial[k]) for k, v in federation.server.items())
+    assert seen[:4] == [(0, 0, 2, 0), (0, 1, 2, 1), (1, 1, 2, 0), (1, 2, 2, 1)]
 
 
 def test_loggers_of_fabric_get_every_evaluated_round(tmp_path: Any) -> None:

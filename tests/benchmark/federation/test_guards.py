@@ -1,6 +1,5 @@
 """What a method does wrong is refused where it happens: lost tensors, images of others, bytes, ids, any error."""
 
-import asyncio
 import re
 from signal import SIGTERM
 
@@ -72,12 +71,11 @@ def binding(hook, change):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("change", ANEW, ids=lambda change: change.__name__)
-@pytest.mark.parametrize("hook", ["on_train_epoch_end", "aggregate"])
-def test_a_registered_tensor_that_is_replaced_is_refused(hook, change, engine):
+def test_a_registered_tensor_that_is_replaced_is_refused(change, engine):
     """Its values would be lost: the framework reads and writes the tensor of the start."""
-    said = refusal(binding(hook, change), **engine)
-    where = "Binds.aggregate, round 0: " if hook == "aggregate" else "Binds, client 0 (83 images), round 0: "
-    assert said.startswith(f"{where}the registered tensor {ANEW[change]!r} ") and "in place" in said
+    said = refusal(binding("on_train_epoch_end", change), **engine)
+    start = f"Binds, client 0 (83 images), round 0: the registered tensor {ANEW[change]!r} "
+    assert said.startswith(start) and "in place" in said
 
 
 @pytest.mark.parametrize("hook", [*VISITS, *OUTSIDE, "server_step"])
@@ -119,6 +117,15 @@ class Looks(Plain):
         return super().local_work(client)
 
 
+class LooksBack(Plain):
+    """Looks at the images of the client before."""
+
+    def local_work(self, client):
+        list(client.views("test", getattr(self, "before", client.data.labelled)))
+        self.before = client.data.labelled
+        return super().local_work(client)
+
+
 class Asks(Plain):
     """Asks hidden labels about others' images, as an oracle may about its own."""
 
@@ -149,24 +156,16 @@ def test_images_of_others_are_refused(cls, engine):
     assert re.match(rf"{cls.__name__}, {CLIENT}.*training images that the site does not hold", said), said
 
 
+def test_images_of_the_visit_before_are_refused():
+    assert re.match(r"LooksBack, client 1 .*training images that the site does not hold", refusal(LooksBack))
+
+
 def test_own_images_may_be_taken_in_any_part_and_order():
     run = make_federation(Plain, few_data(3), 1)
     site = site_of(run)
     index = site.data.labelled.flip(0)[::2].repeat(2)
     assert sum(len(x) for x in site.views("test", index)) == len(index)
     assert not list(site.views("test", index[:0]))
-
-
-# --- what the server remembers
-
-
-@pytest.mark.parametrize("key", [3, "0"], ids=repr)
-def test_only_clients_are_remembered(key):
-    class Keeps(Plain):
-        def remember(self, uploads):
-            return {key: {"count": torch.zeros(2)}}
-
-    assert refusal(Keeps).startswith(f"Keeps.remember, round 0: there is no client {key!r}")
 
 
 # --- what is logged
@@ -219,34 +218,26 @@ class Mute(Exception):
         raise ValueError("no words")
 
 
-class MuteRunError(Mute, RunError):
-    """The same, of our kind."""
-
-
 class Outside(BaseException):
     """Nobody's error."""
 
 
 KINDS = {
-    "CancelledError: ": asyncio.CancelledError(),
-    "GeneratorExit: left": GeneratorExit("left"),
     "Outside: of the tree": Outside("of the tree"),
     "Mute: (its message cannot be read)": Mute(),
-    "(its message cannot be read)": MuteRunError(),
     "the method ended the program (exit code 3)": SystemExit(3),
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("told", KINDS)
-def test_an_error_of_any_kind_says_where_it_was(told, engine):
+def test_an_error_of_any_kind_says_where_it_was(told):
     """In a visit, at the server, and in a hook that is outside of both."""
     for hook, where in {"training_step": "Raises, client 0 (83 images)", "predict": "Raises.predict"}.items():
 
         def raises(self, *args):
             raise KINDS[told]
 
-        assert refusal(type("Raises", (Plain,), {hook: raises}), **engine).startswith(f"{where}, round 0: {told}")
+        assert refusal(type("Raises", (Plain,), {hook: raises})).startswith(f"{where}, round 0: {told}")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), "Stopped"], ids=repr)

@@ -245,8 +245,8 @@ def test_an_update_that_is_not_finite_ends_the_run(place):
 @pytest.mark.parametrize("place", NAMES)
 def test_or_is_left_out_and_counted(place, engine):
     """As if the client had not been asked: the same models, means and states; but its visit and bytes count."""
-    skips, absent = federation(broken(place), rounds=3, **engine), federation(Absent, rounds=3, **engine)
-    skips.nonfinite = "skip"
+    skips = federation(broken(place), rounds=3, nonfinite="skip", **engine)
+    absent = federation(Absent, rounds=3, **engine)
     rows, expected = run_rows(skips), run_rows(absent)
     assert [row.get("skipped") for row in rows] == [None, 1, 1]
     counts = ("skipped", "visits", "participants", "steps", "bytes_up", "bytes_down")

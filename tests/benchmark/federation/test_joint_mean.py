@@ -60,28 +60,6 @@ def test_a_number_of_processes_gives_the_same_bits_and_another_one_rounds_differ
             assert torch.allclose(torch.tensor(value), torch.tensor(expected[name]), rtol=1e-3, atol=1e-5), name
 
 
-class Diverges(FedAvg):
-    """Client 1 uploads something that is not finite in round 1."""
-
-    def make_upload(self, client):
-        upload = super().make_upload(client)
-        if (client.visit.round, client.visit.client) == (1, 1):
-            upload.tensors["model.conv1.bias"][0] = float("inf")
-        return upload
-
-
-def test_an_upload_that_is_not_finite_is_left_out_and_counted():
-    ordered, joint = (
-        make_federation(Diverges, few_data(3), 2, sums=s, nonfinite="skip") for s in ("ordered", "by_rank")
-    )
-    rows, others = run_rows(ordered), run_rows(joint)
-    counts = ("skipped", "visits", "bytes_up", "steps")
-    assert [[row.get(k) for k in counts] for row in rows] == [[row.get(k) for k in counts] for row in others]
-    assert others[1]["skipped"] == 1
-    for name, value in ordered.server.items():
-        assert torch.allclose(joint.server[name], value, atol=1e-6)
-
-
 class Peeks(FedAvg):
     """Reads one upload, and says that it needs the mean."""
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from benchmark.registry import KINDS, find_class
 from datamodules.common.errors import RunError
-from federations import Unaugmented, few_federation, make_data, make_federation, run_rows
+from federations import Unaugmented, make_data, make_federation, run_rows
 from methods.base import Pass, Upload
 
 
@@ -68,19 +68,6 @@ def test_what_the_server_logs_is_in_the_row(slots: int | None) -> None:
     clients = make_federation(LogsAtTheServer).data.num_clients
     assert [row["server/weight"] for row in rows] == [sum(range(1, clients + 1))] * 2
     assert [row["server/both"] for row in rows] == [1.5, 1.5]
-
-
-@pytest.mark.parametrize("hook", ["select_clients", "broadcast", "aggregate", "remember", "refresh_norm", "predict"])
-@pytest.mark.parametrize("slots", [None, 2])
-def test_errors_outside_visits_say_where(hook: str, slots: int | None) -> None:
-    """A hook that breaks where nobody trains is named with its method and round."""
-
-    def broken(*_: object) -> None:
-        raise KeyError("lost")
-
-    breaks = type("Breaks", (Unaugmented,), {hook: broken})
-    with pytest.raises(RunError, match=rf"Breaks\.{hook}\b.*round 0: KeyError"):
-        few_federation(breaks, 3, slots=slots).run()
 
 
 def test_what_hooks_draw_outside_visits_is_the_same_after_an_interruption() -> None:

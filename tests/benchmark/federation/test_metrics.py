@@ -59,13 +59,13 @@ def test_released_numbers():
     assert 4 not in probs.argmax(1)
 
 
-@pytest.mark.parametrize(("n", "classes"), [(2000, 10), (700, 2), (400, 37), (26_032, 10)])
+@pytest.mark.parametrize(("n", "classes"), [(700, 2), (2600, 37)])
 def test_agrees_with_scikit_learn(n, classes):
     probs, labels = random_case(n, n, classes)
     assert classification_metrics(probs, labels) == pytest.approx(oracle(probs, labels), abs=1e-3)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_ties_count_half(seed):
     probs, labels = random_case(seed, 200, 5)
     probs = (probs * 8).round() / 8

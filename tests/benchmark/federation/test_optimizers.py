@@ -8,7 +8,7 @@ import torch
 from torch.optim import SGD
 
 from datamodules.common.errors import RunError
-from federations import Supervised, same_server, trained
+from federations import Supervised, trained
 
 
 def returning(change: Any) -> type:
@@ -30,22 +30,9 @@ def by_step(optimizer: Any, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "form",
-    [
-        lambda o: [o],
-        lambda o: ([o], []),
-        lambda o: {"optimizer": o},
-        lambda o: [{"optimizer": o}],
-    ],
-)
-def test_every_form_of_configure_optimizers(form: Any) -> None:
-    """All of Lightning's forms without a scheduler train as the bare optimiser does."""
-    assert same_server(trained(returning(form)), trained(Supervised))
-
-
-@pytest.mark.parametrize(
     ("form", "rates"),
     [
+        (lambda o: [o], [1, 1, 1, 1]),
         (lambda o: ([o], [halving(o)]), [1, 1, 0.5, 0.5]),
         (lambda o: ([o], [by_step(o)]), [1, 0.5, 0.25, 0.125]),
         (lambda o: {"optimizer": o, "lr_scheduler": halving(o)}, [1, 1, 0.5, 0.5]),
@@ -66,13 +53,6 @@ def test_every_form_of_schedulers(form: Any, rates: list[float], slots: int | No
 
     trained(Scheduled, batch_size=64, local_epochs=2, slots=slots)  # 80 images or so: two batches
     assert list(seen.values()) == [pytest.approx(rates)] * 6
-
-
-def test_a_scheduler_that_waits_for_a_metric_is_refused() -> None:
-    """No metric is measured while a client trains."""
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
-    with pytest.raises(RunError, match=r"ReduceLROnPlateau, which waits for a metric"):
-        trained(returning(lambda o: {"optimizer": o, "lr_scheduler": {"scheduler": plateau(o), "monitor": "loss"}}))
 
 
 def test_several_optimisers_need_manual_optimisation() -> None:

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmark.federation.fit import Fit
 from datamodules.base import SiteData
 from datamodules.common.errors import RunError
 from datamodules.common.streams import generator
@@ -13,7 +14,6 @@ from federations import (
     Unaugmented,
     few_federation,
     run_rows,
-    site_of,
     visited,
 )
 from methods import models
@@ -61,12 +61,6 @@ class Normalised(Unaugmented):
 
 def test_batch_norm_travels_with_the_model():
     """Statistics are averaged like weights; a counter is averaged and truncated when it is loaded."""
-    one = few_federation(Normalised, rounds=1)
-    alone = visited(one, one.visits(0)[0])[0].upload.tensors
-    run_rows(one)
-    assert all(torch.equal(v, one.server[k]) for k, v in alone.items())
-    assert int(one.server["model.1.num_batches_tracked"]) == 4
-
     run = few_federation(Normalised, clients=2, rounds=2)
     site = run.data.client(1)
     run.data.clients[1] = SiteData(site.labelled[:70], site.labels[:70], site.unlabelled)
@@ -156,58 +150,8 @@ def test_each_optimiser_has_its_scope():
         adam, sgd = state.optimizers
         assert not any(adam)
         assert all(set(own) == {"momentum_buffer"} for own in sgd)
-    site = site_of(one, one.visits(1)[0])
-    site.optimizer_states = one.clients[0].optimizers
-    adam, sgd = site.prepare_fit().optimizers
+    one.method.visit = one.visits(1)[0]
+    adam, sgd = Fit(one.method, one.clients[0].optimizers).optimizers
     assert not adam.state and all(sgd.state[p]["momentum_buffer"].any() for p in sgd.param_groups[0]["params"])
     with pytest.raises(RunError, match=r"Both, client 0 .*optimizer_scopes names 'shared', 'personal'"):
         few_federation(Both, clients=2).run()
-
-
-# --- errors
-
-
-class Breaks(Unaugmented):
-    """Raises in one hook."""
-
-    def __init__(self, model, hook="", **base):
-        super().__init__(model, **base)
-
-    def fail(self, hook):
-        if self.hparams.hook == hook and self.visit.round == 1:
-            raise ZeroDivisionError("broken on purpose")
-
-    def local_work(self, client):
-        self.fail("local_work")
-        return super().local_work(client)
-
-    def on_train_start(self):
-        self.fail("on_train_start")
-
-    def training_step(self, batch, batch_idx):
-        self.fail("training_step")
-        return super().training_step(batch, batch_idx)
-
-    def make_upload(self, client):
-        self.fail("make_upload")
-        return super().make_upload(client)
-
-    def server_step(self, server):
-        self.fail("server_step")
-
-
-@pytest.mark.parametrize(
-    ("hook", "who"),
-    [
-        ("local_work", r"client 0 \(125 images\)"),
-        ("on_train_start", r"client 0 \(125 images\)"),
-        ("training_step", r"client 0 \(125 images\)"),
-        ("make_upload", r"client 0 \(125 images\)"),
-        ("server_step", "the server"),
-    ],
-)
-def test_errors_name_method_site_and_round(hook, who):
-    run = few_federation(Breaks, clients=2, hook=hook)
-    with pytest.raises(RunError, match=rf"Breaks, {who}, round 1: ZeroDivisionError: broken on purpose") as error:
-        run.run()
-    assert isinstance(error.value.__cause__, ZeroDivisionError)

@@ -17,56 +17,31 @@ from methods.base import Pass, Visit
 ROUNDS = 2
 
 
-class Noisy(Unaugmented):
-    """Adds torch's own noise to the loss's inputs, as dropout does."""
-
-    def training_step(self, batch, batch_idx):
-        self.log("noise", torch.rand(()))
-        return super().training_step(batch, batch_idx)
-
-
-def test_torch_noise_belongs_to_the_visit():
-    """It repeats, differs between rounds, clients and repeats, and leaves the global generator alone."""
-    run = few_federation(Noisy, clients=2)
-    first = run.visits(0)[0]
-    state = torch.random.get_rng_state()
-
-    def noise(visit):
-        return float(visited(run, visit)[0].sums["noise"][0])
-
-    assert noise(first) == noise(first)
-    others = [replace(first, round=1), replace(first, client=1), replace(first, repeat=1)]
-    assert len({noise(v) for v in (first, *others)}) == 4
-    assert torch.equal(torch.random.get_rng_state(), state)
-
-
 class Draws(Unaugmented):
-    """Draws as a step may: from the method's own generator."""
+    """Draws from torch's own generator, as dropout does, and from the method's, as a step may."""
 
     def on_train_start(self):
         self.log("start", torch.rand((), generator=self.generator))
 
     def training_step(self, batch, batch_idx):
+        self.log("noise", torch.rand(()))
         self.log("step", torch.rand((), generator=self.generator))
         return super().training_step(batch, batch_idx)
 
 
-def test_the_generator_of_a_method_belongs_to_the_visit():
-    """It starts anew in every visit, whatever was drawn in the one before."""
+def test_what_a_step_draws_belongs_to_the_visit():
+    """It repeats, differs between rounds, clients and repeats, and leaves torch's global generator alone."""
     run = few_federation(Draws, clients=2)
-    first = run.visits(0)[0]
+    first, state = run.visits(0)[0], torch.random.get_rng_state()
 
     def drawn(visit):
         sums = visited(run, visit)[0].sums
-        return tuple(float(sums[name][0]) for name in ("start", "step"))
+        return tuple(float(sums[name][0]) for name in ("noise", "start", "step"))
 
     others = [replace(first, round=1), replace(first, client=1), replace(first, repeat=1)]
-    assert len({number for v in (first, *others) for number in drawn(v)}) == 8
+    assert len({number for v in (first, *others) for number in drawn(v)}) == 12
     assert drawn(first) == drawn(first)
-    reseeded = few_federation(Draws, clients=2)
-    (seat,) = reseeded.engine.seats
-    seat.context = replace(seat.context, seed=1)
-    assert float(visited(reseeded, first)[0].sums["start"][0]) != drawn(first)[0]
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_passes_are_made_when_their_turn_comes():

@@ -6,7 +6,7 @@ from torch import nn
 
 from datamodules.base import SiteData
 from datamodules.common.streams import SERVER
-from federations import Unaugmented, few_federation, make_federation, run_rows, visited
+from federations import Unaugmented, few_federation, make_federation, run_rows
 from methods.base import Visit
 
 ROUNDS = 2
@@ -72,28 +72,6 @@ def test_scopes():
     assert float(run.server["secret"]) == 10 * (1 + ROUNDS)
     assert run.server.keys() == set(run.method.names("shared", "server"))
     assert all(state.tensors.keys() == {"mine"} for state in run.clients.values())
-
-
-def test_uploads_and_downloads_hold_shared_tensors_only():
-    run = few_federation(Scoped, clients=2)
-    visit = run.visits(0)[0]
-    (upload, _, down, steps, _), kept = visited(run, visit)
-    assert upload.tensors.keys() == set(run.method.names("shared"))
-    assert upload.weight == visit.size == run.data.client(0).size
-    assert float(kept.tensors["mine"]) > 0
-    assert down == 4 * (61_906 + 1)  # the network and `common`
-    assert steps == -(-visit.size // run.method.hparams.batch_size)
-
-
-def test_a_visit_depends_only_on_what_it_is_given():
-    """Whoever was visited before, in whichever mode they left the module."""
-    run = few_federation(Scoped, clients=3)
-    visits = run.visits(0)
-    alone = visited(run, visits[2])[0].upload
-    visited(run, visits[0])
-    run.method.eval()
-    after = visited(run, visits[2])[0].upload
-    assert all(torch.equal(v, after.tensors[k]) for k, v in alone.tensors.items())
 
 
 @pytest.mark.parametrize(

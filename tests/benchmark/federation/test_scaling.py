@@ -10,7 +10,7 @@ from torch import nn
 
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import FIRST_SCALE
-from datamodules.common.errors import ConfigError, RunError
+from datamodules.common.errors import ConfigError
 from federations import (
     Supervised,
     contract_federation,
@@ -137,28 +137,6 @@ def test_a_visit_is_the_loop_of_torchs_documentation() -> None:
             torch.testing.assert_close(value, by_hand[name], rtol=1e-6, atol=1e-7)
         federation.run_round(number)
         federation.round += 1
-
-
-class StepsTwice(Plain):
-    """One optimiser, two steps."""
-
-    def __init__(self, model: Any, **base: Any) -> None:
-        super().__init__(model, **base)
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Batch, batch_idx: int) -> None:
-        optimizer: Any = self.optimizers()
-        for _ in range(2):
-            optimizer.zero_grad()
-            self.manual_backward(super().training_step(batch, batch_idx))
-            optimizer.step()
-
-
-def test_an_optimiser_steps_once_while_the_scale_stands_still() -> None:
-    """Two steps are refused, where a scale is involved."""
-    run(StepsTwice, precision="32-true")
-    with pytest.raises(RunError, match=r"StepsTwice, client .* has already been called"):
-        run(StepsTwice)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fl2", "fedmatch"])

@@ -29,13 +29,6 @@ class OneCycle(Plain):
         return [optimizer], [{"scheduler": OneCycleLR(optimizer, 0.1, total_steps=50), "interval": "step"}]
 
 
-class BeforeEpochs(Plain):
-    """A hook between the steps sets numbers."""
-
-    def on_train_epoch_start(self) -> None:
-        self.set_all(lr=0.1 / (1 + self.current_epoch), momentum=0.9 - 0.2 * self.current_epoch)
-
-
 class Freezes(Plain):
     """The head trains in the first epoch only, and the norm in the second."""
 
@@ -86,13 +79,6 @@ class ManualSchedule(Plain):
         schedule.step()
 
 
-class Between(Plain):
-    """A hook between the steps of an epoch freezes the head in every second step."""
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        self.model.head.requires_grad_(batch_idx % 2 == 0)
-
-
 def run(cls: type, slots: int | None = None) -> Federation:
     federation = make_federation(cls, fewest_data(2), rounds=3, batch_size=18, local_epochs=2, slots=slots)
     run_rows(federation)
@@ -103,10 +89,8 @@ def run(cls: type, slots: int | None = None) -> Federation:
     ("cls", "recorded"),
     [
         (OneCycle, True),
-        (BeforeEpochs, True),
         (BeforeSteps, True),
         (Freezes, True),
-        (Between, True),
         (AfterSteps, False),
         (ManualSchedule, False),
     ],
@@ -126,13 +110,12 @@ def test_steps_are_counted_by_how_they_were_taken() -> None:
     assert rows[-1]["steps"] == 2 * of_client
     assert federation.engine.counts() == {
         "slots": 2,
-        "forms": 2,
         "captured": 4,
         "replayed": 2 * (of_client - 4),
         "eager": 4,
     }
     (counts,) = [run(AfterSteps, slots=1).engine.counts()]
-    assert counts == {"slots": 1, "forms": 2, "captured": 0, "replayed": 0, "eager": 3 * of_client}
+    assert counts == {"slots": 1, "captured": 0, "replayed": 0, "eager": 3 * of_client}
 
 
 def test_a_client_goes_to_a_slot_that_has_recorded_steps_of_its_size() -> None:

@@ -57,7 +57,7 @@ def test_a_disk_that_is_full_when_a_checkpoint_is_written(tmp_path, reference, m
     path, fsync, written = config.folder, os.fsync, []
 
     def full(handle):
-        written.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name.startswith(name))
+        written.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name.startswith(f".{name}"))
         if sum(written) > 3:
             raise OSError(errno.ENOSPC, "No space left on device")
         fsync(handle)

@@ -12,6 +12,7 @@ from benchmark.federation.loop import Federation
 from benchmark.launch import run
 from benchmark.launch.recorder import CHECKPOINT
 from benchmark.launch.run import fit
+from benchmark.launch.worker import data_provenance
 from benchmark.runs.lock import RunLocked, run_lock
 from benchmark.runs.records import read_record, read_rows, without_clock
 from benchmark.runs.states import state
@@ -158,3 +159,12 @@ def test_a_warm_up_that_never_ends_is_said(tmp_path, capsys):
     """The line at the start of a run warns."""
     fit(configuration(tmp_path, method="cbafed", rounds=1))
     assert "ALL 1 rounds lie within the warm-up of 501" in capsys.readouterr().err
+
+
+def test_a_record_counts_images_but_not_those_of_very_many_clients():
+    """What is held out is what is tested on."""
+    data = Digits(num_clients=8, labelled_clients=3, beta=0.5, labelled_pick="index0", balanced_holdout=50)
+    data.setup()
+    told = data_provenance(data, most_listed=8)
+    assert len(told["class_counts"]["unlabelled"]) == 8 and told["test_images"] == 50
+    assert not {"class_counts", "labelled_histogram"} & data_provenance(data, most_listed=7).keys()

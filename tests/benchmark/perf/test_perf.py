@@ -27,7 +27,7 @@ def test_section_shows_three_significant_digits():
 def test_a_task_that_fails_hangs_or_dies_leaves_the_others_alone():
     with pytest.raises(TaskFailed, match="invalid literal"):
         alone(int, "many")
-    with pytest.raises(TaskFailed, match="exit code 3"):
+    with pytest.raises(TaskFailed, match="abruptly"):
         alone(os._exit, 3)
     with pytest.raises(TaskFailed, match=r"stopped after 0 s"):
         alone(time.sleep, 100, allowed=0.2)
@@ -71,17 +71,12 @@ def test_growth_counts_what_clients_keep_and_what_is_saved():
 def test_the_plan_for_a_gpu_runs_on_the_cpu(tmp_path, monkeypatch, capsys):
     """All its parts; what fails is a line with the reason; all of it is in the file."""
     monkeypatch.setattr(gpu, "known_names", lambda kind: ["fedavg", "fixmatch", "nobody"])
-    words = "gpu:fedavg --trial --minutes 3"
+    words = "gpu:fedavg --trial"
     assert command.main([*words.split(), "--write", str(tmp_path / "page.md")]) == 0
     text = (tmp_path / "page.md").read_text()
     assert "| fedavg | equal | equal |" in text and "| fixmatch | equal | equal |" in text
     assert "| nobody | failed: ConfigError: unknown method" in text and "Engines, visits of `fedavg`" in text
     assert text.split()[-1] in capsys.readouterr().out
-
-
-def test_time_is_up_says_so():
-    found, *_ = gpu.section(gpu.GPUPlan(["fedavg"], seconds=0, trial=True), ["agreement"])
-    assert found.rows[0][1] == "failed: the time of this part was up"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

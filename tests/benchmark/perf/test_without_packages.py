@@ -21,7 +21,7 @@ def test_a_gpu_is_measured_without_them(tmp_path: Path) -> None:
             package.name not in ABSENT
         ):
             (tmp_path / package.name).symlink_to(package)
-    words = "gpu:fedavg --trial --parts engines --minutes 0.5"
+    words = "gpu:fedavg --trial --parts engines"
     done = subprocess.run(
         [sys.executable, "-S", "-m", "benchmark.perf", *words.split()],
         env={"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": "", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)},

@@ -15,6 +15,7 @@ from benchmark.report.formats import csv_text
 from benchmark.report.frame import rounds_of
 from benchmark.report.tables import render, write
 from benchmark.runs.states import RunState
+from benchmark.suites.schema import on_top
 from benchmark.suites.suite import Suite
 
 PUBLISHED = {
@@ -24,39 +25,32 @@ PUBLISHED = {
 }
 
 
-def toy():
-    return Suite(
-        {
-            "paper": "toy",
-            "title": "A toy paper",
-            "published": "toy.csv",
-            "report": "best",
-            "base": {"set": {"rounds": 5, "last_k": 2, "data": "digits"}},
-            "datasets": {"SVHN": {}},
-            "labels": {
-                "low": {"method": "fedavg"},
-                "high": {"method": "rscfed"},
-                "gain": {"minus": ["high", "low"]},
-            },
-            "tables": {
-                4: {
-                    "title": "Four",
-                    "datasets": ["SVHN"],
-                    "metrics": ["acc", "auc"],
-                    "control": "low",
-                    "rows": [
-                        {"method": "low", "M": 1},
-                        {"method": "high", "M": 1},
-                        {"method": "gain", "M": 1},
-                    ],
-                }
-            },
-            "scales": {
-                "paper": {"seeds": [1, 2, 3], "compare": True, "note": "the protocol"},
-                "quick": {"seeds": [1, 2, 3], "note": "not the protocol"},
-            },
+SPEC = {
+    "paper": "toy",
+    "title": "A toy paper",
+    "published": "toy.csv",
+    "report": "best",
+    "base": {"set": {"rounds": 5, "last_k": 2, "data": "digits"}},
+    "datasets": {"SVHN": {}},
+    "labels": {"low": {"method": "fedavg"}, "high": {"method": "rscfed"}, "gain": {"minus": ["high", "low"]}},
+    "tables": {
+        4: {
+            "title": "Four",
+            "datasets": ["SVHN"],
+            "metrics": ["acc", "auc"],
+            "control": "low",
+            "rows": [{"method": "low", "M": 1}, {"method": "high", "M": 1}, {"method": "gain", "M": 1}],
         }
-    )
+    },
+    "scales": {
+        "paper": {"seeds": [1, 2, 3], "compare": True, "note": "the protocol"},
+        "quick": {"seeds": [1, 2, 3], "note": "not the protocol"},
+    },
+}
+
+
+def toy(**changes):
+    return Suite(on_top(SPEC, changes))
 
 
 ENVIRONMENT = {"cpu": "Some CPU", "cores": 8, "threads": 2, "gpu": None, "devices": 1, "accelerator": "auto"}
@@ -140,9 +134,7 @@ def test_the_intervals_stand_beside_the_printed_values():
 
 
 def test_a_table_without_a_control_has_no_verdicts():
-    suite = toy()
-    del suite.spec["tables"]["4"]["control"]
-    suite = Suite(suite.spec)
+    suite = toy(tables={"4": {"control": ""}})
     plan = suite.plan("paper")
     at = {seed: 70.0 + 0.1 * seed for seed in (1, 2, 3)}
     runs = {key: RunState("complete", record(at[run.config.seed])) for key, run in plan.runs.items()}
@@ -252,9 +244,7 @@ def test_another_scale_is_not_compared_with_the_paper():
 
 def test_published_is_a_number_or_empty():
     """What is not published says so in the status, and in words in the Markdown."""
-    suite = toy()
-    suite.spec["tables"]["4"]["unpublished"] = "not available to us"
-    suite = Suite(suite.spec)
+    suite = toy(tables={"4": {"unpublished": "not available to us"}})
     plan = suite.plan("paper")
     values = published(suite)
     del values[suite.rows[1].key("acc")]
@@ -272,9 +262,7 @@ def test_published_is_a_number_or_empty():
 
 
 def test_pending_rows_and_published_spreads_are_shown():
-    suite = toy()
-    suite.spec["labels"]["low"]["pending"] = "needs a method"
-    suite = Suite(suite.spec)
+    suite = toy(labels={"low": {"pending": "needs a method"}})
     values = published(suite) | {suite.rows[1].key("acc std"): "1.5"}
     for scale in ("paper", "quick"):
         plan = suite.plan(scale)
@@ -308,10 +296,7 @@ def test_tables_say_how_many_rounds_the_last_mean_rests_on(rounds, every, k, tol
 
 def test_ranked_tables_without_published_values():
     """Best first, rows with failed runs last; there is no column of published values, and no verdict."""
-    suite = toy()
-    suite.spec |= {"published": None, "ranked": True}
-    suite.spec["tables"]["4"] |= {"reference": "low", "bounds": ["high"]}
-    suite = Suite(suite.spec)
+    suite = toy(published=None, ranked=True, tables={"4": {"reference": "low", "bounds": ["high"]}})
     plan = suite.plan("quick")
     at = {"high": 40.0, "low": 60.0}
     runs = {key: RunState("complete", record(at[run.cells[0].split("/")[-1]])) for key, run in plan.runs.items()}
@@ -327,8 +312,8 @@ def test_ranked_tables_without_published_values():
 
 
 def test_a_table_of_which_a_scale_has_no_row_says_why(tmp_path):
-    suite = toy()
-    suite.spec["scales"]["quick"]["without"] = dict.fromkeys(("low", "high", "gain"), "not with\nthis network")
+    without = dict.fromkeys(("low", "high", "gain"), "not with\nthis network")
+    suite = toy(scales={"quick": {"without": without}})
     plan = suite.plan("quick")
     table = render(suite, plan, published(suite))[0]
     assert "Nothing of this table has been run." in table.markdown and "precision" not in table.markdown

@@ -58,6 +58,7 @@ def test_an_exported_model_classifies_images_without_its_data(here):
     }  # fmt: skip
     np.savez("own.npz", **images, **labels, class_names=["dark", "light"])
     words = ["--data", "npz", "--data.file", str(here / "own.npz"), "--data.num_clients", "2"]
+    words += ["--data.partition", "iid"]
     command = ["fit", "--method", "fedavg", *words, *TRAINED, "--export", "model.pt"]
     assert main(command) == 0
     (path,) = here.glob("results/runs/*")

@@ -9,13 +9,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from benchmark.config import Run, RunConfig, Runtime
 from benchmark.launch.run import fit
 from benchmark.registry import ClassSpec
-from benchmark.runs.loggers import (
-    callbacks,
-    choose_mode,
-    lightning_loggers,
-    mirror_run,
-    mirror_tables,
-)
+from benchmark.runs.loggers import callbacks, choose_mode, lightning_loggers, mirror_run, mirror_tables
 from benchmark.runs.records import read_rows
 from datamodules.common.errors import ConfigError
 from runs import SHORT, configuration, interrupted

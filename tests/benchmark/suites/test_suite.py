@@ -6,10 +6,9 @@ import pytest
 
 from benchmark.cli import main
 from benchmark.config import Runtime, run_id
-from benchmark.report.tables import LEFT, RIGHT
 from benchmark.suites import suite
 from benchmark.suites.plan import control_of, operands
-from benchmark.suites.schema import COLUMNS
+from benchmark.suites.schema import Layer, Layers
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 from datamodules.common.yaml import dump_yaml
@@ -120,7 +119,7 @@ def test_a_later_layer_wins_over_all_before_it(tmp_path):
         row = toy.tables[0].rows[0]
         toy.tuned.path("quick").parent.mkdir(exist_ok=True)
         toy.tuned.path("quick").write_text(dump_yaml({row.full_name: {"options": layer["tuned"].get("set", {})}}))
-        trial = layer["trial"] | {"datasets": {"A": layer["trial's data set"]}}
+        trial = Layers.model_construct(**layer["trial"], datasets={"A": Layer(**layer["trial's data set"])})
         assert toy.values(row, "quick", last=trial)["rounds"] == 9 + last, LAYERS[last - 1]
 
 
@@ -190,20 +189,16 @@ def test_filters():
     assert cells(methods=["high"]) == {"1/A/high", "1/B/high"}
     assert cells(methods=["gain"], tables=["1"]) == {"1/A/low", "2/A/low", "1/B/low", "1/A/high", "1/B/high"}
     assert cells(only=["*/B/low"]) == {"1/B/low"}
-    some = next(iter(plan.runs))
-    assert [run.id for run in toy.select(plan, only=[some[:8]])] == [some]
     assert cells(only=["1/B/gain"]) == {"1/B/low", "1/B/high"}
     with pytest.raises(ConfigError, match="1/B/lov"):
         toy.select(plan, only=["1/B/low", "1/B/lov"])
     with pytest.raises(ConfigError, match="1/B/lov"):
         toy.matching(["1/B/low", "1/B/lov"], "paper")
-    with pytest.raises(ConfigError, match=rf"\b{some[:3]}\b"):
-        toy.select(plan, only=[some[:3]])
     with pytest.raises(ConfigError, match="'3'"):
         toy.select(plan, tables=["3"])
     with pytest.raises(ConfigError, match=r"'lo'.*'low'"):
         toy.select(plan, methods=["lo"])
-    with pytest.raises(ConfigError, match=r"'9/\*'.*`status --paper toy --scale paper`"):
+    with pytest.raises(ConfigError, match=r"'9/\*'.*`status --paper suite --scale paper`"):
         toy.select(plan, only=["9/*"])
 
 
@@ -257,17 +252,16 @@ scales: {quick: {seeds: [7, 8]}}
     )
     toy, mine = suite.load("toy.yaml"), suite.load("mine.yaml")
     assert mine.title == "Toy"
-    added = set(mine.names()) - set(toy.names())
-    assert added == {"2/A/mine", "own/B/mine"}
+    assert set(mine.names()) - set(toy.names()) == {"2/A/mine", "own/B/mine"}
     assert [table.number for table in mine.tables] == ["1", "2", "own"]
     assert set(toy.plan("quick").runs) < set(mine.plan("quick").runs)
-    assert mine.scale("quick")["set"] == {"rounds": 2} and mine.plan("quick").seeds == (7, 8)
+    assert mine.scale("quick").set == {"rounds": 2} and mine.plan("quick").seeds == (7, 8)
     for text, message in (
         ("extends: own.yaml\npaper: own", "it extends itself"),
         ("extends: toy.yaml\n", "give it a name of its own under `paper:`"),
         (
             "extends: toy.yaml\npaper: own\ntables: {3: {rows: []}}",
-            "tables.3.title is missing; tables.3.datasets is missing",
+            "tables.3.title is missing",
         ),
         ("extends: toi\npaper: own", "unknown paper 'toi'"),
         (
@@ -314,14 +308,6 @@ def test_no_row_hides_another(change, message):
         Suite(spec(tables=tables), "toy.yaml")
 
 
-def test_no_column_of_a_row_hides_one_of_the_tables_files():
-    """The long form and the files of published values have columns of these names."""
-    assert {*LEFT, *RIGHT, "value"} <= {*COLUMNS}
-    tables = {1: spec()["tables"][1] | {"rows": [{"method": "low", "note": 1}]}}
-    with pytest.raises(ConfigError, match=r"tables\.1\.rows\.0: .* column `note` already; rename it"):
-        Suite(spec(tables=tables), "toy.yaml")
-
-
 def test_published_values_lie_beside_a_suite_of_ones_own_or_in_the_package(tmp_path):
     (tmp_path / "toy.csv").write_text("table,dataset,method,M,metric,value\n1,A,low,1,acc,50.1\n")
     assert list(Suite(spec(), "toy.yaml", tmp_path).published().values()) == ["50.1"]
@@ -332,7 +318,7 @@ def test_pending_rows_have_no_run_and_say_why():
     labels = {**spec()["labels"], "high": {"method": "rscfed", "pending": "later"}}
     toy = Suite(spec(labels=labels))
     assert {row.method: row.pending for row in toy.rows} == {"low": "", "high": "later", "gain": "later"}
-    assert toy.names() == ["1/A/low", "1/B/low", "2/A/low"]
+    assert [row.name for row in toy.matching([], "paper")] == ["1/A/low", "1/B/low", "2/A/low"]
     plan = toy.plan("paper")
     assert {run.config.method.name for run in plan.runs.values()} == {"fedavg"}
     assert len(toy.select(plan)) == len(plan.runs)

@@ -14,8 +14,8 @@ BOARDS = {"news": 20, "mnist": 10}
 def test_every_row_but_reference_and_bounds_has_a_control_in_its_setting(name: str, seeds: int) -> None:
     """With the row's method, or that which the suite names; no seed that pilots have used takes part in a choice."""
     suite = load(name)
-    assert suite.scale("board")["seeds"] == list(range(seeds))
-    assert suite.scale("board")["tuning"]["seeds"] == [1100, 1101]
+    assert suite.scale("board").seeds == list(range(seeds))
+    assert suite.scale("board").tuning.seeds == [1100, 1101]
     for table in (table for table in suite.tables if table.reference):
         configs = {row.method: suite.run(row, "board").config for row in table.rows}
         rows = set(configs) - {table.reference, *table.bounds, *table.controls.values()}

@@ -36,9 +36,9 @@ def test_rows_and_labels_of_digits_are_those_of_the_texts() -> None:
     assert [(t.number, [row.method for row in t.rows]) for t in own.tables] == [
         (t.number, [row.method for row in t.rows]) for t in texts.tables
     ]
-    more = set(own.spec["labels"]) - set(texts.spec["labels"])
+    more = set(own.spec.labels) - set(texts.spec.labels)
     assert more == {"central supervised", "central FixMatch"}
-    assert texts.spec["labels"].items() <= own.spec["labels"].items()
+    assert texts.spec.labels.items() <= own.spec.labels.items()
 
 
 def test_seeds_and_data() -> None:

@@ -13,7 +13,7 @@ from runs import setting
 from texts import Stub, list_texts, write_texts
 
 ROWS = {
-    row.full_name: load("news").spec["labels"][row.method]["method"]
+    row.full_name: load("news").spec.labels[row.method].method
     for row in load("news").rows
     if not row.table.endswith("-paper") and "labels alone" not in row.method
 }
@@ -44,8 +44,8 @@ def test_variants_meet_the_setting_that_they_explain() -> None:
 
 
 def test_labels_are_those_of_the_common_settings() -> None:
-    own = load("news").spec["labels"]
-    assert load("common").spec["labels"].items() <= own.items()
+    own = load("news").spec.labels
+    assert load("common").spec.labels.items() <= own.items()
 
 
 def test_seeds_and_data() -> None:

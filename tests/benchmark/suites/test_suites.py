@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.config import Run, Runtime, from_dict
+from benchmark.config import Run, Runtime, apply, from_dict
 from benchmark.launch.run import fit
 from benchmark.registry import build
 from benchmark.runs.records import read_record
@@ -23,7 +23,7 @@ def test_scale_small_uses_the_paper_s_data_and_says_that_it_is_not_the_protocol(
     """Real data sets, another network (and its input size) or fewer rounds, no comparison with published values."""
     papers = load(paper)
     scale, plan = papers.scale("small"), papers.plan("small", seeds=[0])
-    assert "not the paper's protocol" in scale["note"] and not papers.compares("small")
+    assert "not the paper's protocol" in scale.note and not scale.compare
     assert not {run.config.data.name for run in plan.runs.values()} & {"digits"}
     networks = {}
     for row in papers.rows:
@@ -47,7 +47,7 @@ def test_every_run_of_a_suite_can_be_made(monkeypatch, paper):
     """
     monkeypatch.setattr(suite.Suite, "choices", lambda self, scale: {})
     papers = suite.load(paper)
-    planned = {scale: papers.plan(scale, seeds=[0]).runs for scale in papers.spec["scales"]}
+    planned = {scale: papers.plan(scale, seeds=[0]).runs for scale in papers.spec.scales}
     runs = [run for of_scale in planned.values() for run in of_scale.values()]
     found = {
         f"{paper} {scale}": hashlib.sha256("".join(sorted(ids)).encode()).hexdigest()[:12]
@@ -78,7 +78,7 @@ def test_bounds_of_quick_leave_room(paper, row, all_labels, tmp_path):
     runtime = Runtime(results_dir=str(tmp_path), accelerator="cpu")
     accuracy = []
     for options in ({}, all_labels):
-        values = papers.values(papers.row(row, "quick"), "quick", last={"set": {**options, "eval_every": 1000}})
+        values = apply(papers.values(papers.row(row, "quick"), "quick"), {**options, "eval_every": 1000})
         run = Run.of(from_dict(values)).replace(runtime=runtime)
         accuracy.append(read_record(fit(run))["final"]["acc"])
     lower, upper = accuracy

@@ -4,15 +4,13 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.random import RandomState
 
 from datamodules.common.errors import DataError
 from datamodules.partition import split as split_module
 from datamodules.partition.split import dirichlet, dirichlet_per_client, labelled_pool, pairs
 from golden_files import load
-from label_pools import derandomised, lists, pools, sorted_labels
+from label_pools import lists, sorted_labels
 
 RELEASED = load("feddb/dirichlet_split")["cases"]
 
@@ -69,15 +67,6 @@ def test_dirichlet_without_shuffles_reproduces_the_released_lists(case):
 # --- Law and statistics
 
 
-@derandomised
-@given(pools(), st.booleans())
-def test_dirichlet_gives_every_sample_to_one_client_and_respects_the_minimum(pool, shuffle):
-    labels, num_clients, beta, seed = pool
-    parts = dirichlet(labels, num_clients, beta, RandomState(seed), min_size=2, shuffle=shuffle)
-    assert len(parts) == num_clients and min(map(len, parts)) >= 2
-    assert sorted(np.concatenate(parts)) == list(range(len(labels)))
-
-
 @pytest.mark.parametrize("beta", [1e-3, 1e-6, 1e-300])
 def test_vanishing_shares_give_each_class_to_one_open_client(beta):
     labels = np.arange(600) % 60
@@ -105,20 +94,6 @@ def test_impossible_dirichlet_requests_name_values_and_remedy(monkeypatch, num_c
 # --- By client
 
 
-@derandomised
-@given(pools(), st.booleans())
-def test_a_draw_per_client_gives_all_clients_as_many_samples_and_none_twice(pool, shuffles):
-    labels, num_clients, beta, seed = pool
-    args = {"min_size": 1, "shuffle": shuffles}
-    parts = dirichlet_per_client(labels, num_clients, beta, RandomState(seed), **args)
-    assert [len(part) for part in parts] == [len(labels) // num_clients] * num_clients
-    assert len(np.unique(np.concatenate(parts))) == len(labels) // num_clients * num_clients
-    again = dirichlet_per_client(labels, num_clients, beta, RandomState(seed), **args)
-    assert lists(parts) == lists(again)
-    if not shuffles:
-        assert all((np.diff(labels[part]) >= 0).all() for part in parts)
-
-
 def test_the_classes_of_a_client_follow_a_dirichlet_multinomial_law_around_the_prior():
     """n images by q ~ Dir(beta p): mean n p, variance n p (1 - p) (n + beta) / (1 + beta). The first client meets full
     classes; n = 10 of 100 samples, beta 2, p = (.6, .3, .1).
@@ -131,12 +106,6 @@ def test_the_classes_of_a_client_follow_a_dirichlet_multinomial_law_around_the_p
     variance = size * prior * (1 - prior) * (size + beta) / (1 + beta)
     assert counts.mean(axis=0) == pytest.approx(size * prior, abs=4 * float(np.sqrt(variance.max() / draws)))
     assert counts.var(axis=0, ddof=1) == pytest.approx(variance, rel=0.2)
-
-
-def test_a_large_beta_gives_every_client_the_mix_of_the_whole():
-    labels = sorted_labels([6000, 3000, 1000])
-    for part in dirichlet_per_client(labels, 5, 1e6, RandomState(0)):
-        assert np.bincount(labels[part]) / len(part) == pytest.approx([0.6, 0.3, 0.1], abs=0.05)
 
 
 @pytest.mark.parametrize("beta", [1e-3, 1e-300])
@@ -166,16 +135,6 @@ def test_pairs_reproduce_the_released_partition(case):
         assert counts == out[f"class_counts_{role}"]
         if small:
             assert lists(pool[part] for part in parts) == out[role]
-
-
-@derandomised
-@given(pools())
-def test_pairs_give_every_sample_to_one_client_and_level_their_sizes(pool):
-    labels, num_clients, beta, seed = pool
-    parts = pairs(labels, num_clients, max(beta, 0.3), RandomState(seed))
-    assert sorted(np.concatenate(parts)) == list(range(len(labels)))
-    sizes = [len(part) for part in parts]
-    assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
 
 
 def test_pairs_leave_later_classes_to_nobody():

@@ -1,6 +1,5 @@
 """FedDure's settings: partitions of a labelled and an unlabelled pool, and the views of its images."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,50 +11,9 @@ from datamodules.digits import Digits
 from datamodules.fashion_mnist import FashionMNIST
 from datamodules.io.sources import Arrays
 from datamodules.partition.partition import Partition, labelled_sets
-from datamodules.partition.split import dirichlet, iid
 from federations import make_data
 
 LABELS = RandomState(0).permutation(np.repeat(np.arange(10), 5000))  # as many as CIFAR-10's
-IID = partial(iid, remainder="last", permutations=2)
-DIR = partial(dirichlet, beta=0.5, min_size=10)
-
-
-def released(labels: np.ndarray, labelled: str, unlabelled: str, seed: int) -> tuple[list[Any], list[Any]]:
-    """Both partitions with NumPy's global generator, written out call by call."""
-    state = np.random.get_state()
-    np.random.seed(seed)
-    pools: list[list[int]] = [[], []]
-    for c in range(10):
-        members = [i for i, y in enumerate(labels) if y == c]
-        pools[0] += members[:500]
-        pools[1] += members[500:]
-    parts = []
-    for pool, kind in zip(pools, (labelled, unlabelled), strict=True):
-        if kind == "iid":
-            order = np.arange(len(pool))
-            np.random.shuffle(order)
-            np.random.shuffle(order)
-            q, r = divmod(len(pool), 100)
-            ends = np.cumsum([q] * (100 - r) + [q + 1] * r)[:-1]
-            parts.append([np.array(pool)[part] for part in np.split(order, ends)])
-            continue
-        own = labels[pool]
-        smallest = 0
-        while smallest < 10:
-            clients: list[list[int]] = [[] for _ in range(100)]
-            for c in range(10):
-                members = np.flatnonzero(own == c)
-                np.random.shuffle(members)
-                p = np.random.dirichlet(np.repeat(0.5, 100))
-                p = np.array([0 if len(held) >= len(pool) / 100 else x for x, held in zip(p, clients, strict=True)])
-                cuts = (np.cumsum(p / p.sum()) * len(members)).astype(int)[:-1]
-                clients = [a + b.tolist() for a, b in zip(clients, np.split(members, cuts), strict=True)]
-            smallest = min(map(len, clients))
-        for held in clients:
-            np.random.shuffle(held)
-        parts.append([np.array(pool)[held] for held in clients])
-    np.random.set_state(state)
-    return parts[0], parts[1]
 
 
 class Objects(Digits):
@@ -78,34 +36,6 @@ def make(seed: int = 0, **args: Any) -> Partition:
     data = Objects(**{**options, **args})
     data.setup()
     return data.partition
-
-
-SETTINGS = [("iid", "iid"), ("iid", "dirichlet"), ("dirichlet", "dirichlet")]
-
-
-@pytest.mark.parametrize(("labelled", "unlabelled"), SETTINGS)
-def test_settings_position_by_position(labelled: str, unlabelled: str) -> None:
-    """Every client's lists, in order, as the released algorithm draws them."""
-    ours = make(3, labelled_partition=labelled, partition=unlabelled)
-    first, second = released(LABELS, labelled, unlabelled, 3)
-    for k in range(100):
-        assert ours.labelled[k].tolist() == first[k].tolist()
-        assert ours.unlabelled[k].tolist() == second[k].tolist()
-
-
-def test_one_joint_draw_with_the_first_labels_of_every_class() -> None:
-    """Up to five of each present class, in the order of the client's list; the rest has no labels."""
-    part = make(num_labels=None, labels_per_class=5, partition="dirichlet")
-    counts, all_counts = (part.histogram(LABELS, 10, role) for role in ("labelled", "all"))
-    assert (counts == np.minimum(all_counts, 5)).all()
-    assert all_counts.sum() == len(LABELS)
-    assert 3500 < counts.sum() < 4600
-    assert counts.sum(axis=1).min() >= 10
-    spread = dirichlet(LABELS, 100, 0.5, RandomState(0), min_size=10)
-    for k in (0, 50, 99):
-        expected = [i for c in range(10) for i in [j for j in spread[k].tolist() if LABELS[j] == c][:5]]
-        assert sorted(part.labelled[k].tolist()) == sorted(expected)
-        assert part.unlabelled[k].tolist() == [i for i in spread[k].tolist() if i not in set(expected)]
 
 
 def test_released_clients_have_their_second_class_twice() -> None:

@@ -2,12 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from numpy.random import RandomState
 
 from datamodules.common.errors import ConfigError, DataError
-from datamodules.partition.split import iid
 from label_pools import drawn, sorted_labels
 
 SVHN = sorted_labels((4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659))
@@ -90,58 +86,6 @@ def test_a_given_histogram_makes_client_0():
 
 def test_hash_of_a_published_partition_is_pinned():
     assert svhn_partition(10).hash == "6da3373b2b69ff8b024c64fce261c913be174290dc84e3f3bda07552f86b39cd"
-
-
-# --- scenarios
-
-
-@st.composite
-def requests(draw):
-    labels = np.array(draw(st.permutations(np.arange(draw(st.integers(60, 120))) % 4)))
-    kinds = ({"partition": "iid"}, {"partition": "iid", "iid_remainder": "last"}, {"beta": 1.0, "min_size": 1})
-    return labels, draw(st.sampled_from(kinds)), draw(st.sampled_from([1, 2, 4, 5])), draw(st.integers(0, 2**32 - 1))
-
-
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(requests(), st.integers(1, 5), st.sampled_from(["all_classes_closest", "index0", "random"]))
-def test_every_scenario_gives_a_valid_partition_that_its_seed_repeats(request, labelled, rule):
-    labels, split, num_clients, seed = request
-    for options in (
-        {"labelled_clients": min(labelled, num_clients), "labelled_pick": rule},
-        {"scenario": "server", "num_labels": 8},
-        {"scenario": "all_clients", "num_labels": 20},
-        {"scenario": "all_clients", "num_labels": 20, "labelled_pool_order": "dataset"},
-        {"scenario": "all_clients", "label_fraction": 0.3},
-    ):
-        first, again = (drawn(labels, num_clients, seed, **split, **options) for _ in range(2))
-        first.validate(len(labels))
-        assert first.num_clients == num_clients
-        assert first.hash == again.hash
-        if split != {"partition": "iid"}:  # nobody's samples are left over
-            held = np.concatenate([*first.labelled, *first.unlabelled, first.server])
-            assert sorted(held) == list(range(len(labels)))
-        every = np.concatenate([*first.labelled, first.server, first.pool])
-        assert sorted(every) == list(range(len(labels)))
-
-
-def test_labels_at_server_balances_labels_and_stores_the_pool_class_by_class():
-    labels = RandomState(1).permutation(np.repeat(np.arange(10), 503))
-    partition, other = (drawn(labels, 100, seed, scenario="server", partition="iid", num_labels=40) for seed in (0, 1))
-    assert np.bincount(labels[partition.server]).tolist() == [4] * 10
-    assert (np.diff(labels[partition.pool]) >= 0).all() and len(partition.pool) == 4990
-    assert sizes(partition.unlabelled) == [49] * 100  # floor(4990 / 100); 90 samples belong to nobody
-    assert sizes(partition.labelled) == [0] * 100
-    assert set(other.server) != set(partition.server)
-
-
-@pytest.mark.parametrize(("fraction", "expected"), [(0.1, 3), (0.001, 1), (0.5, 15), (1.0, 30)])
-def test_fraction_labels_a_part_of_each_clients_own_samples(fraction, expected):
-    options = {"scenario": "all_clients", "partition": "iid", "iid_stratified": True, "label_fraction": fraction}
-    partition = drawn(small_labels, 4, 0, **options)
-    assert sizes(partition.labelled) == [expected] * 4 and sizes(partition.unlabelled) == [30 - expected] * 4
-    plain = iid(small_labels, 4, RandomState(0), stratified=True)
-    for labelled, unlabelled, own in zip(partition.labelled, partition.unlabelled, plain, strict=True):
-        assert set(labelled) | set(unlabelled) == set(own)
 
 
 HISTOGRAM = "labelled_histogram=.*: give a number of images for each class, up to"

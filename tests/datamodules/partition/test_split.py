@@ -2,14 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.random import RandomState
 
 from datamodules.common.errors import DataError
 from datamodules.partition.split import dirichlet, iid, labelled_pool, pick_labelled
 from golden_files import load
-from label_pools import derandomised, lists, pools
+from label_pools import lists
 
 
 def test_split_primitives_reproduce_the_released_lists():
@@ -24,46 +22,6 @@ def test_split_primitives_reproduce_the_released_lists():
         case["labels"], case["num_clients"], case["beta"], RandomState(case["seed"]), min_size=case["min_size"]
     )
     assert lists(parts) == case["parts"]
-
-
-@derandomised
-@given(pools(), st.booleans(), st.integers(1, 2))
-def test_iid_sizes_and_coverage(pool, stratified, permutations):
-    labels, num_clients, _, seed = pool
-    size, left = divmod(len(labels), num_clients)
-    options = {"permutations": permutations, "stratified": stratified}
-    parts = iid(labels, num_clients, RandomState(seed), remainder="last", **options)
-    assert [len(part) for part in parts] == [size] * (num_clients - left) + [size + 1] * left
-    assert sorted(np.concatenate(parts)) == list(range(len(labels)))
-    dropped = iid(labels, num_clients, RandomState(seed), **options)
-    assert [len(part) for part in dropped] == [size] * num_clients
-    assert len(np.unique(np.concatenate(dropped))) == size * num_clients
-    if stratified:
-        counts = np.array([np.bincount(labels[part], minlength=6) for part in parts])
-        assert np.ptp(counts, axis=0).max() <= 1
-
-
-# --- labelled pool
-
-
-def test_labelled_pool_takes_the_first_of_each_class_without_a_generator():
-    labels = np.array([1, 0, 1, 0, 0, 1])
-    labelled, unlabelled = labelled_pool(labels, 2)
-    assert (labelled.tolist(), unlabelled.tolist()) == ([1, 3, 0, 2], [4, 5])
-
-
-def test_labelled_pool_shuffles_class_by_class_with_a_generator():
-    labels = np.arange(60) % 3
-    expected = RandomState(7)
-    members = [np.flatnonzero(labels == k) for k in range(3)]
-    for positions in members:
-        expected.shuffle(positions)
-    labelled, unlabelled = labelled_pool(labels, 4, RandomState(7))
-    assert labelled.tolist() == [i for positions in members for i in positions[:4]]
-    assert unlabelled.tolist() == [i for positions in members for i in positions[4:]]
-    again, ascending = labelled_pool(labels, 4, RandomState(7), order="dataset")
-    assert again.tolist() == labelled.tolist()
-    assert ascending.tolist() == sorted(unlabelled)
 
 
 def test_labelled_pool_refuses_more_labels_than_a_class_has():
@@ -101,9 +59,3 @@ def test_all_classes_closest(parts, count, order):
 def test_a_complete_client_beats_a_closer_one_that_misses_a_class():
     parts = [np.arange(0, 30, 3), np.array([1, 2, 3]), np.array([4, 5, 7, 8, 10, 11])]
     assert pick_labelled(parts, LABELS, "all_classes_closest", 1, RandomState(0)).tolist() == [1, 0, 2]
-
-
-def test_index0_and_random_rules():
-    assert pick_labelled(COMPLETE, LABELS, "index0", 3, RandomState(0)).tolist() == [0, 1, 2, 3]
-    firsts = [pick_labelled(COMPLETE, LABELS, "random", 1, RandomState(seed))[0] for seed in range(40)]
-    assert set(firsts) == {0, 1, 2, 3}

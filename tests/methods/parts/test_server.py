@@ -24,10 +24,10 @@ def test_server_trains_and_keeps_its_momentum() -> None:
     federation.method.on_train_batch_end = lambda *args: steps.append(args[2])
     federation.server_phase(0, first=True)
     assert len(steps) == 2 * 5 * 4
-    momenta = [s["momentum_buffer"].clone() for s in federation.server_state.optimizers[0]]
+    momenta = [s["momentum_buffer"].clone() for s in federation.server_state[0]]
     federation.run_round(0)
     assert len(steps) == 3 * 5 * 4
-    after = [s["momentum_buffer"] for s in federation.server_state.optimizers[0]]
+    after = [s["momentum_buffer"] for s in federation.server_state[0]]
     assert any(not torch.equal(a, b) for a, b in zip(momenta, after, strict=True))
 
 
@@ -49,9 +49,9 @@ def test_pre_training_and_the_first_server_step_see_other_batches() -> None:
 def test_momentum_of_clients_is_reset_without_the_servers() -> None:
     federation = make_federation("fixmatch", server_pretrain=1, server_epochs=1, reset_momentum=True, rounds=1)
     federation.server_phase(0, first=True)
-    momenta = [s["momentum_buffer"].clone() for s in federation.server_state.optimizers[0]]
+    momenta = [s["momentum_buffer"].clone() for s in federation.server_state[0]]
     federation.run_round(0)
-    after = [s["momentum_buffer"] for s in federation.server_state.optimizers[0]]
+    after = [s["momentum_buffer"] for s in federation.server_state[0]]
     assert any(not torch.equal(a, b) for a, b in zip(momenta, after, strict=True))
     assert all(not state.optimizers for state in federation.clients.values())
 
@@ -148,7 +148,7 @@ def test_static_statistics_are_measured_sent_and_never_trained() -> None:
     assert {int(v) for k, v in buffers.items() if "tracked" in k and k.startswith("model")} == {5}
     first = next(k for k in buffers if k.endswith("running_mean") and k.startswith("model"))
     assert float(buffers[first].abs().sum()) > 0
-    uploads, *_ = federation.run_visits(federation.visits(0)[:1])
+    uploads, _ = federation.run_visits(federation.visits(0)[:1])
     for upload in uploads:
         assert all(torch.equal(upload.tensors[k], v) for k, v in buffers.items() if k.startswith("model"))
         assert any(not torch.equal(v, federation.server[k]) for k, v in upload.tensors.items())
