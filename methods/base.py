@@ -211,7 +211,8 @@ class FedMethod(L.LightningModule):
 
         With automatic optimisation it returns the loss (or a dict with ``loss``, or ``None`` for no step). With
         ``automatic_optimization = False`` it takes the step itself: ``self.optimizers()``,
-        ``self.manual_backward(loss)``. Either way it runs under the run's autocast.
+        ``self.manual_backward(loss)``, or ``self.descend(optimizer, loss)``. Either way it runs under the run's
+        autocast.
 
         A step may be recorded and replayed. It reads and writes its batch, registered tensors and optimiser state
         only, reads nothing back to the host, and draws from ``self.generator`` only; numbers that change between steps

@@ -93,7 +93,7 @@ def test_clients_without_a_confident_image(cls: type[SemiFL], present: int) -> N
     """They leave the round (and if all do, nothing is averaged and no momentum moves), or return what they received."""
     federation = make_federation(cls, few_in("server"), threshold=1.1, server_epochs=0, rounds=1)
     before = {k: v.clone() for k, v in federation.server.items()}
-    uploads, *_ = federation.run_visits(federation.visits(0))
+    uploads, _ = federation.run_visits(federation.visits(0))
     assert len(uploads) == present
     assert all(torch.equal(v, before[k]) for u in uploads for k, v in u.tensors.items())
     row = federation.run_round(0)
