@@ -24,8 +24,20 @@ ROOT = Path(__file__).resolve().parents[1]
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # `python` of notebooks
 OURS = ("benchmark", "methods", "datamodules")
 OTHERS = {"torch", "lightning", "numpy", "pandas", "jsonargparse", "rich", "pydantic_core", "markupsafe"}
-OTHERS |= {"matplotlib", "pytest", "Figure", "PIL", *sys.stdlib_module_names}
-FIELDS = {"pydantic", "annotated_types", "FieldInfo", "Ge", "Le", "AllowInfNan", "NoneType", r"\d+"}  # of records
+OTHERS |= {"matplotlib", "pytest", "_pytest", "Figure", "PIL", *sys.stdlib_module_names}
+FIELDS = {
+    "pydantic",
+    "annotated_types",
+    "FieldInfo",
+    "Ge",
+    "Gt",
+    "Le",
+    "Lt",
+    "AllowInfNan",
+    "NoneType",
+    r"\d+",
+    r"1e\+300",
+}  # of records
 
 project = "fssl-bench"
 author = "The fssl-bench authors"
