@@ -1,6 +1,7 @@
 """The schema of a suite file, checked when it is loaded, and how one file extends another."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 from pydantic import (
@@ -205,12 +206,15 @@ def check(spec: Mapping[str, Any], where: str) -> SuiteSpec:
     """Check the content of a suite file: keys, types, ranges, and that every name is defined in the file.
 
     Args:
-        spec: the content. Further top-level keys may hold YAML anchors.
+        spec: the content. A top-level key that is unlike all known ones may hold YAML anchors.
         where: the file, for the message.
 
     Raises:
         ConfigError: lists the first mistakes with their places, and suggests names.
     """
+    for key in spec:
+        if key not in SuiteSpec.model_fields and get_close_matches(str(key), SuiteSpec.model_fields, n=1, cutoff=0.75):
+            raise unknown("key", key, SuiteSpec.model_fields, f" ({where})")
     parts = {key: spec[key] if isinstance(spec.get(key), Mapping) else {} for key in ("labels", "datasets", "tables")}
     methods = [str(label.get("method")) for label in parts["labels"].values() if isinstance(label, Mapping)]
     known = {

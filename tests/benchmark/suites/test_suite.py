@@ -245,6 +245,8 @@ def test_errors_name_the_place():
     del broken["base"], broken["scales"]
     with pytest.raises(ConfigError, match="base is missing; scales is missing"):
         Suite(broken)
+    with pytest.raises(ConfigError, match=r"'rankd'.*'ranked'"):
+        Suite(spec(rankd=True))
     broken = spec(labels={})
     with pytest.raises(ConfigError, match="'low'"):
         Suite(broken)
