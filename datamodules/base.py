@@ -14,15 +14,24 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from datamodules.common import options as O
 from datamodules.common.devices import finished
 from datamodules.common.errors import BenchError, ConfigError, DataError, message_of
-from datamodules.common.options import Scenario
+from datamodules.common.options import (
+    Deviations,
+    Means,
+    NotNegative,
+    Positive,
+    Probability,
+    Scenario,
+    Seed,
+    check_arguments,
+    check_together,
+)
 from datamodules.common.plugins import place
 from datamodules.io.sources import STORED, Arrays, ArraysError, Images, channel_moments, random_split
-from datamodules.partition import partition as P
 from datamodules.partition.draw import shares, stream_seed
 from datamodules.partition.lists import Lists, Positions
+from datamodules.partition.partition import Repeats, Role, Union, labelled_sets, unlabelled_sets
 from datamodules.partition.roster import Roster
 from datamodules.partition.sites import HIDDEN, SiteData, Sites, keep_true_labels, true_labels
 from datamodules.views import loaders, pipelines
@@ -132,53 +141,53 @@ class FSSLDataModule(L.LightningDataModule):
         data_dir: str = "data",
         split: Literal["official", "random80"] = "official",
         scenario: Scenario = "partial_clients",
-        num_clients: O.Positive = 10,
+        num_clients: Positive = 10,
         labelled_clients: int = 1,
         partition: Literal["dirichlet", "pairs", "iid"] = "dirichlet",
         partition_variant: Literal["per_class", "per_client"] = "per_class",
         labelled_partition: Literal["dirichlet", "pairs", "iid"] | None = None,
         iid_remainder: Literal["drop", "last"] = "drop",
-        iid_permutations: O.Positive = 1,
+        iid_permutations: Positive = 1,
         iid_stratified: bool = False,
         beta: Annotated[float, Field(gt=0, lt=1e300)] = 0.8,
-        partition_seed: O.Seed | None = 1337,
+        partition_seed: Seed | None = 1337,
         partition_stream: str | None = None,
-        split_seed: O.Seed | None = None,
-        min_size: O.NotNegative = 10,
-        split_classes: O.Positive | None = None,
+        split_seed: Seed | None = None,
+        min_size: NotNegative = 10,
+        split_classes: Positive | None = None,
         shuffle: bool = True,
         labelled_pick: Literal["all_classes_closest", "index0", "random"] = "all_classes_closest",
-        picked: O.Positive | None = None,
-        labelled_from: O.Positive | None = None,
+        picked: Positive | None = None,
+        labelled_from: Positive | None = None,
         labelled_histogram: list[int] | None = None,
         label_fraction: Annotated[float, Field(gt=0, le=1)] | None = None,
         num_labels: int | None = None,
-        labels_per_class: O.NotNegative | None = None,
-        labelled_repeats: P.Repeats = "none",
+        labels_per_class: NotNegative | None = None,
+        labelled_repeats: Repeats = "none",
         labelled_pool_order: Literal["shuffled", "dataset"] = "shuffled",
         hidden_labels: Literal["hidden", "revealed", "pooled"] = "hidden",
         unlabelled_only: bool = False,
-        union_mode: P.Union = "none",
-        validation: O.NotNegative = 0,
+        union_mode: Union = "none",
+        validation: NotNegative = 0,
         labelled_holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0,
-        balanced_holdout: O.NotNegative = 0,
+        balanced_holdout: NotNegative = 0,
         partition_file: str | None = None,
         pipeline: str = "zoom_crop_flip",
-        side: O.Positive | None = None,
-        zoom: O.Positive | None = None,
-        border: O.NotNegative = 0,
+        side: Positive | None = None,
+        zoom: Positive | None = None,
+        border: NotNegative = 0,
         channels: Literal[1, 3] = 3,
-        flip: O.Probability = 0.5,
-        mean: O.Means | None = None,
-        std: O.Deviations | None = None,
-        test_mean: O.Means | None = None,
-        test_std: O.Deviations | None = None,
-        run_seed: O.Seed = 1337,
+        flip: Probability = 0.5,
+        mean: Means | None = None,
+        std: Deviations | None = None,
+        test_mean: Means | None = None,
+        test_std: Deviations | None = None,
+        run_seed: Seed = 1337,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        O.check_arguments(type(self), self.hparams)
-        O.check_together(self.hparams)
+        check_arguments(type(self), self.hparams)
+        check_together(self.hparams)
         self.partition_seed = run_seed if partition_seed is None else partition_seed
         self.device = torch.device("cpu")
         self.dtype = torch.float32
@@ -345,7 +354,7 @@ class FSSLDataModule(L.LightningDataModule):
         """Training images that positions count, whoever holds them."""
         return len(self.train_images)
 
-    def class_counts(self, role: P.Role) -> Positions:
+    def class_counts(self, role: Role) -> Positions:
         """Each client's images per class, int64 ``[clients, classes]``; for people and records, not for training."""
         return self.partition.histogram(true_labels(self).cpu(), self.num_classes, role)
 
@@ -427,8 +436,8 @@ class FSSLDataModule(L.LightningDataModule):
         self._test_prepared = self.views["test"].geometry.prepare(self.test_images.to(device))
         self._prepared.clear()
         part, reveals = self.partition, self.hparams.hidden_labels == "revealed"
-        unlabelled = P.unlabelled_sets(part, self.hparams.union_mode)
-        labelled = P.labelled_sets(part, labels.cpu(), self.hparams.labelled_repeats)
+        unlabelled = unlabelled_sets(part, self.hparams.union_mode)
+        labelled = labelled_sets(part, labels.cpu(), self.hparams.labelled_repeats)
         if self.hparams.hidden_labels == "pooled":
             labelled = Lists.of([np.concatenate(pair) for pair in zip(labelled, unlabelled, strict=True)])
             unlabelled = unlabelled.kept(np.zeros(len(unlabelled.flat), dtype=bool))
