@@ -218,7 +218,8 @@ def _one(run: Run, export: str | None) -> int:
     with Display(1).following(run) if is_first() else nullcontext():
         one_run.fit(run)
     if is_first():
-        print(_told(run, " (was complete, nothing was run; --overwrite runs it again)" * (before == "complete")))
+        idle = " (was complete, nothing was run; --overwrite runs it again)" if before == "complete" else ""
+        print(_told(run, idle))
         if export:
             write_model(run, Path(export))
             print(f"wrote {export}")
@@ -231,7 +232,9 @@ def _told(run: Run, more: str = "") -> str:
 
     record = read_record(run.folder)
     lines = [f"{run.folder}{more}"]
-    shown = ["best", "last", run.config.report, *["averaged"] * bool(run.config.average_last)]
+    shown = ["best", "last", run.config.report]
+    if run.config.average_last:
+        shown.append("averaged")
     for name in dict.fromkeys(shown):
         reading = record[READING[name]]
         when = f"round {reading['round']}" if "round" in reading else f"{reading['rounds']} rounds"

@@ -138,10 +138,13 @@ def _mirror(suite: Suite, runtime: Runtime, scale: str, name: str, plan: "Plan",
     from benchmark.report.settings import settings
     from benchmark.runs.loggers import choose_mode, mirror_tables
 
+    mode = choose_mode(runtime.wandb, scale)
+    if mode == "off":
+        return
     frames: dict[str, pd.DataFrame] = {}
     for page in pages:
         printed = page.frame.filter(["published", "spread"]).apply(pd.to_numeric, errors="coerce")
         frames[page.number] = page.frame.assign(**printed)
     if suite.ranked and (found := settings(suite, plan)):
         frames["leaderboard"] = leaderboard.frame(found)
-    mirror_tables(choose_mode(runtime.wandb, scale), Path(runtime.results_dir), scale, name, frames)
+    mirror_tables(mode, Path(runtime.results_dir), scale, name, frames)

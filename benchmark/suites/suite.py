@@ -81,10 +81,10 @@ class Suite:
 
     def scale(self, name: str) -> ScaleSpec:
         """The suite's entry for a scale."""
-        found = [entry for key, entry in self.spec.scales.items() if key == name]
-        if not found:
-            raise unknown("scale", name, self.spec.scales, f" ({self.where})")
-        return found[0]
+        for key, entry in self.spec.scales.items():
+            if key == name:
+                return entry
+        raise unknown("scale", name, self.spec.scales, f" ({self.where})")
 
     def reading(self, scale: str) -> str:
         """The reading that tables show at a scale: its own ``report``, or the suite's."""

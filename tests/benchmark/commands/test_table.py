@@ -65,7 +65,7 @@ def test_a_table_in_another_precision_or_of_other_rounds_has_runs_and_files_of_i
 
 def test_tables_are_mirrored_where_they_changed_or_where_it_is_asked_for(here, fitted, monkeypatch):
     sent = []
-    monkeypatch.setattr(loggers, "mirror_tables", lambda *given: sent.append(given[0]) if given[0] != "off" else None)
+    monkeypatch.setattr(loggers, "mirror_tables", lambda *given: sent.append(given[0]))
     assert table("--seeds", "1", "--only", "1/*/low") == 0 and sent == []  # nobody has asked, and there is no key
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert table("--seeds", "1") == table("--seeds", "1") == 0
