@@ -40,11 +40,6 @@ BY_USERS = {
 NOT_IN_A_ROW = {"method": TUNED, "data": BY_USERS}
 
 
-def arguments(slot: str, cls: type) -> list[str]:
-    """What a configuration may give to a class, the arguments of its bases included."""
-    return [argument for argument in parameters(cls) if argument not in KINDS[slot].supplied]
-
-
 @cache
 def origin(cls: type, argument: str) -> type:
     """The base that brought an argument in; classes below it at most change its default."""
@@ -85,8 +80,8 @@ def test_every_argument_has_a_user(slot: str) -> None:
     nobody = {
         argument
         for cls in classes
-        for argument in arguments(slot, cls)
-        if (origin(cls, argument), argument) not in rows
+        for argument in parameters(cls)
+        if argument not in kind.supplied and (origin(cls, argument), argument) not in rows
     }
     assert nobody == set(NOT_IN_A_ROW[slot])
 

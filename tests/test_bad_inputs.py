@@ -67,6 +67,8 @@ OPTIONS = {
     "--devices 9999": "--devices 9999",
     "--num_nodes 2": "nothing has started this process on each of them",
     "--accelerator gpux": "accelerator='gpux'",
+    "--export model.pt --seed 1,2": "--export model.pt: it takes the name of a file, and one run",
+    "--export model.pt --dry-run": "--export model.pt: it takes the name of a file, and one run",
     "--logger comet": "unknown logger 'comet'",
     "--callbacks nowhere.Mine": "--callbacks nowhere.Mine",
     "--roster.participants 99": "choose 1..3",

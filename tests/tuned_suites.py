@@ -2,39 +2,32 @@
 
 from copy import deepcopy
 
+import yaml
+
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import RunError
 from run_folders import completed
 
-SPEC = {
-    "paper": "toy",
-    "title": "A toy",
-    "published": None,
-    "report": "last",
-    "base": {"set": {"data": "few_digits.FewDigits", "data.num_clients": 3, "rounds": 4, "method.batch_size": 16}},
-    "datasets": {"Digits": {"set": {}}},
-    "labels": {"plain": {"method": "fedavg"}, "teacher": {"method": "fed_consist"}},
-    "tables": {
-        "1": {
-            "title": "T",
-            "datasets": ["Digits"],
-            "metrics": ["acc"],
-            "rows": [{"method": "plain"}, {"method": "teacher"}],
-        }
-    },
-    "scales": {
-        "quick": {
-            "seeds": [0, 1],
-            "tuning": {
-                "rates": ["method.lr", "method.lr_unlabelled"],
-                "seeds": [1000],
-                "set": {"data.labelled_holdout": 0.5, "data.labelled_clients": 3},
-                "methods": {"fed_consist": {"method.warmup_rounds": 0}},
-            },
-        },
-        "paper": {"seeds": [0]},
-    },
-}
+SPEC = yaml.safe_load("""
+paper: toy
+title: A toy
+published: null
+report: last
+base: {set: {data: few_digits.FewDigits, data.num_clients: 3, rounds: 4, method.batch_size: 16}}
+datasets: {Digits: {}}
+labels: {plain: {method: fedavg}, teacher: {method: fed_consist}}
+tables:
+  "1": {title: T, datasets: [Digits], metrics: [acc], rows: [{method: plain}, {method: teacher}]}
+scales:
+  paper: {seeds: [0]}
+  quick:
+    seeds: [0, 1]
+    tuning:
+      rates: [method.lr, method.lr_unlabelled]
+      seeds: [1000]
+      set: {data.labelled_holdout: 0.5, data.labelled_clients: 3}
+      methods: {fed_consist: {method.warmup_rounds: 0}}
+""")
 
 
 LEARNS = {**SPEC, "base": {"set": {**SPEC["base"]["set"], "data": "digits"}}}

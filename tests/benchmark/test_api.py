@@ -17,6 +17,7 @@ from datamodules.common.errors import ConfigError, RunError
 from datamodules.digits import Digits
 from few_digits import FewDigits
 from methods.base import FedMethod
+from run_folders import FACTS
 
 FEW = "few_digits.FewDigits"
 DATA = {"num_clients": 3, "labelled_clients": 3, "partition": "iid"}
@@ -145,7 +146,7 @@ def test_rounds_under_the_names_of_a_suites_rows(here):
         for seed in plan.seeds:
             planned = plan.run(row, seed)
             run = RunFolder(planned.folder)
-            run.open(planned, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
+            run.open(planned, FACTS)
             for number in range(3):
                 run.append({"round": number, "acc": 10.0 * seed + number, "timing": {"seconds": 1.0}})
             if row.method != "other" or seed == 1:

@@ -3,12 +3,11 @@
 import hashlib
 import inspect
 import json
-import textwrap
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
-from benchmark import registry as classes
 from benchmark.config import (
     Run,
     RunConfig,
@@ -23,94 +22,53 @@ from benchmark.config import (
     to_yaml,
     with_pipeline,
 )
-from benchmark.registry import ClassSpec, Kind, build, register_local
+from benchmark.registry import ClassSpec, parameters, register_local
 from datamodules.common.errors import ConfigError
 from datamodules.common.yaml import dump_yaml, load_yaml, read_value
 from datamodules.partition.roster import Roster
+from methods.base import FedMethod
 from methods.fedavg import FedAvg
 from methods.models import network
 
-BASE = """
-class Method:
-    def __init__(self, model, lr: float = 0.03, batch_size: int = 64):
-        self.model, self.lr, self.batch_size = model, lr, batch_size
-"""
-MEAN = """
-from typing import Any, Literal
-from zoo.base import Method
 
-class MeanTeacher(Method):
-    def __init__(self, model, decay: float = 0.999, sizes: tuple[int, int] = (3, 5),
-                 split: Literal["size", "equal"] = "size", head: float | None = None, **base: Any):
+class MeanTeacher(FedAvg):
+    """A method with arguments of many types."""
+
+    def __init__(
+        self, model, decay: float = 0.999, sizes: tuple[int, int] = (3, 5), head: float | None = None, **base: Any
+    ):
         super().__init__(model, **base)
-        self.decay, self.sizes, self.head = decay, sizes, head
-"""
-SETS = """
-class Data:
-    def __init__(self, data_dir: str = "data", beta: float = 0.8, partition_seed: int = 1337):
-        self.data_dir, self.beta = data_dir, beta
-"""
-DIGITS = """
-from zoo.sets import Data
-
-class Digits(Data):
-    pass
-"""
 
 
-@pytest.fixture
-def zoo(tmp_path, monkeypatch):
-    """A package with one method and one data set, and their bases."""
-    package = tmp_path / "zoo"
-    package.mkdir()
-    sources = {"__init__": "", "base": BASE, "mean_teacher": MEAN, "sets": SETS, "digits": DIGITS}
-    for name, source in sources.items():
-        (package / f"{name}.py").write_text(textwrap.dedent(source))
-    monkeypatch.syspath_prepend(tmp_path)
-    kinds = {
-        "method": Kind("method", "zoo", "zoo.base.Method", "zoo", frozenset({"model"})),
-        "data": Kind("data set", "zoo", "zoo.sets.Data", "zoo", frozenset({"data_dir"})),
-    }
-    for slot, kind in kinds.items():
-        monkeypatch.setitem(classes.KINDS, slot, kind)
+MEAN = register_local(MeanTeacher)
 
 
 def config(**changes):
-    return from_dict({"method": "mean_teacher", "data": "digits", "rounds": 3, **changes})
+    return from_dict({"method": MEAN, "data": "digits", "rounds": 3, **changes})
 
 
-def test_resolve_fills_every_default_of_the_class_and_its_bases(zoo):
-    method = resolve(config(method={"class_path": "mean_teacher", "init_args": {"decay": 1}})).method
-    assert method.class_path == "zoo.mean_teacher.MeanTeacher"
-    assert method.init_args == {
-        "decay": 1.0,
-        "sizes": [3, 5],
-        "split": "size",
-        "head": None,
-        "lr": 0.03,
-        "batch_size": 64,
-    }
+def test_resolve_fills_every_default_of_the_class_and_its_bases():
+    bases = resolve(config(method="fedavg")).method
+    assert bases.class_path == "methods.fedavg.FedAvg"
+    assert bases.init_args["batch_size"] == parameters(FedMethod)["batch_size"].default
+    method = resolve(config(method={"class_path": MEAN, "init_args": {"decay": 1}})).method
+    assert method.class_path == MEAN
+    assert method.init_args == {**bases.init_args, "decay": 1.0, "sizes": [3, 5], "head": None}
 
 
-def test_resolve_is_idempotent_and_a_default_spelt_out_is_the_same_run(zoo):
+def test_resolve_is_idempotent_and_a_default_spelt_out_is_the_same_run():
     once = resolve(config())
-    spelt = resolve(config(method={"class_path": "zoo.mean_teacher.MeanTeacher", "init_args": {"lr": "3e-2"}}))
+    spelt = resolve(config(method={"class_path": MEAN, "init_args": {"decay": "9.99e-1"}}))
     assert resolve(once) == once == spelt
     assert run_id(once) == run_id(spelt)
 
 
-def test_build_hands_over_what_the_run_supplies(zoo):
-    method = build(resolve(config()).method, "method", model="net")
-    assert (method.model, method.sizes, method.lr) == ("net", (3, 5), 0.03)
-    assert build(resolve(config()).data, "data", data_dir="/d").data_dir == "/d"
-
-
-def test_run_id_is_ten_hex_digits_and_follows_every_field_but_the_runtime(zoo):
+def test_run_id_is_ten_hex_digits_and_follows_every_field_but_the_runtime():
     plain = resolve(config())
     assert len(run_id(plain)) == 10 and int(run_id(plain), 16) >= 0
     changes = {
         "method": replace(plain.method, init_args={**plain.method.init_args, "lr": 0.5}),
-        "data": ClassSpec("zoo.sets.Data"),
+        "data": ClassSpec("svhn"),
         "model": "other",
         "model_args": {"depth": 2},
         "rounds": 4,
@@ -136,11 +94,11 @@ def test_run_id_is_ten_hex_digits_and_follows_every_field_but_the_runtime(zoo):
     assert run_id(moved) == run_id(plain)
 
 
-def test_run_id_is_the_hash_of_what_the_run_changes(zoo):
-    changed = resolve(config(method={"class_path": "mean_teacher", "init_args": {"decay": 0.9, "lr": 0.03}}, seed=1))
+def test_run_id_is_the_hash_of_what_the_run_changes():
+    changed = resolve(config(method={"class_path": "fedavg", "init_args": {"lr": 0.5}}, seed=1))
     text = (
-        '{"data":{"class_path":"zoo.digits.Digits","init_args":{}},'
-        '"method":{"class_path":"zoo.mean_teacher.MeanTeacher","init_args":{"decay":0.9}},"rounds":3,"seed":1}'
+        '{"data":{"class_path":"datamodules.digits.Digits","init_args":{}},'
+        '"method":{"class_path":"methods.fedavg.FedAvg","init_args":{"lr":0.5}},"rounds":3,"seed":1}'
     )
     assert run_id(changed) == hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -179,7 +137,7 @@ def test_defaults_that_no_record_holds_do_not_change():
     assert defaults(Roster) == {"seed": 1337, "participants": None, "rule": "uniform"}
 
 
-def test_differences_name_what_a_recorded_run_did_otherwise(zoo):
+def test_differences_name_what_a_recorded_run_did_otherwise():
     recorded = json.loads(json.dumps(identity(resolve(config()))))
     assert differences(recorded, resolve(config())) == []
     recorded["method"]["init_args"]["lr"] = 0.5
@@ -191,7 +149,7 @@ def test_differences_name_what_a_recorded_run_did_otherwise(zoo):
     ]
 
 
-def test_yaml_round_trip(zoo):
+def test_yaml_round_trip():
     full = resolve(config(roster={"participants": 5}, precision="64-true", runtime={"devices": 2, "wandb": "off"}))
     assert from_yaml(to_yaml(full)) == full
     alone = to_yaml(full).partition("runtime:")[0]
@@ -199,9 +157,9 @@ def test_yaml_round_trip(zoo):
     assert from_yaml(alone).runtime == Runtime()
 
 
-def test_folder_names_the_run(zoo):
-    run = Run.of(config(runtime={"results_dir": "r"}))
-    assert str(run.folder) == f"r/runs/mean_teacher-digits-{run_id(run.config)}"
+def test_folder_names_the_run():
+    run = Run.of(config(method="fedavg", runtime={"results_dir": "r"}))
+    assert str(run.folder) == f"r/runs/fedavg-digits-{run_id(run.config)}"
     assert ClassSpec("my_package.mine.Data").name == "my_package.mine.Data"
 
 

@@ -15,17 +15,17 @@ from datamodules.common.errors import ConfigError, RunError
 from run_folders import change, completed
 from tuned_suites import LEARNS, SPEC, made_up, toy, with_tuning
 
+POWERS = {float(f"{0.03 * 3**n:.2g}"): n for n in range(-6, 7)}
+
 
 def power(run):
     """The power of three that a run's rate of 0.03 is multiplied by."""
-    return {0.0011: -3, 0.0033: -2, 0.01: -1, 0.03: 0, 0.09: 1, 0.27: 2, 0.81: 3, 2.4: 4, 7.3: 5}[
-        run.config.method.init_args["lr"]
-    ]
+    return POWERS[run.config.method.init_args["lr"]]
 
 
 def judged(monkeypatch, scores):
     """Nothing is run: a trial has the accuracy given by its power, ten outside of these; the powers tried, in order."""
-    ran = made_up(monkeypatch, lambda run: scores.get(power(run), 10.0))
+    ran = made_up(monkeypatch, lambda run: float(scores.get(power(run), 10)))
     return lambda: [power(run) for run in ran]
 
 
@@ -41,10 +41,7 @@ def test_a_trial_is_the_whole_run_of_the_row_with_other_rates_and_a_seed_of_its_
     assert run.config.method.init_args["lr"] == 0.09 and run.config.method.init_args["warmup_rounds"] == 0
 
 
-def test_without_an_entry_or_a_rate_nothing_is_tuned(tmp_path, runtime):
-    suite = toy(tmp_path)
-    with pytest.raises(ConfigError, match=r"paper.*`tuning`"):
-        trial(suite, "paper", suite.rows[0], 0, runtime)
+def test_without_a_rate_nothing_is_tuned(tmp_path, runtime):
     suite = with_tuning(tmp_path, rates=["method.nothing"])
     with pytest.raises(ConfigError, match=r"none of method\.nothing has a value to start from"):
         trial(suite, "quick", suite.rows[0], 0, runtime)
@@ -82,12 +79,10 @@ def test_rates_are_tried_until_the_best_and_its_ties_are_interior(
     tmp_path, runtime, monkeypatch, scores, tried, chosen, reason
 ):
     """At most nine of them; bounds and references are rows like others, tuned alone or together."""
-    rates = {float(f"{0.03 * 3**n:.2g}"): n for n in range(-6, 7)}
-    ran = made_up(monkeypatch, lambda run: float(scores.get(rates[run.config.method.init_args["lr"]], 10)))
+    ran = judged(monkeypatch, scores)
     suite = toy(tmp_path)
     made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)["1/Digits/plain"]
-    assert [rates[run.config.method.init_args["lr"]] for run in ran] == tried
-    assert rates[made["options"]["method.lr"]] == chosen
+    assert ran() == tried and POWERS[made["options"]["method.lr"]] == chosen
     assert made["interior"] is not bool(reason) and reason in made.get("reason", "")
     assert len(made["tried"]) == len(tried)
     assert retraced(suite, "quick", suite.rows[0]) == (made, [], len(tried))

@@ -24,18 +24,11 @@ def test_a_run_of_more_rounds_goes_on_from_a_complete_one_and_ends_bit_for_bit_a
 
 
 def test_a_schedule_over_the_rounds_starts_over(tmp_path, capsys):
-    semifl = {
-        **PERSONAL,
-        "method": "semifl",
-        "data__scenario": "server",
-        "data__num_labels": 50,
-        "data__pipeline": "randaugment_uniform",
-    }
-    del semifl["method.warmup_rounds"]
+    server = {"data__scenario": "server", "data__num_labels": 50, "data__pipeline": "randaugment_uniform"}
     for schedule in ("cosine", "constant"):
-        options = {**semifl, "method__lr_schedule": schedule, "method__local_epochs": 1, "eval_every": 1}
-        fit(configuration(tmp_path, **{**options, "rounds": 1}))
-        path = fit(configuration(tmp_path, **{**options, "rounds": 2}))
+        for rounds in (1, 2):
+            own = {"method": "semifl", "method__lr_schedule": schedule, "method__local_epochs": 1, "rounds": rounds}
+            path = fit(configuration(tmp_path, **server, **own))
         assert ("goes on from the last round" in capsys.readouterr().err) == (schedule == "constant")
         assert read_record(path)["rounds"] == {"done": 2, "total": 2}
 

@@ -19,6 +19,7 @@ from benchmark.launch.launchers import (
 )
 from benchmark.launch.pool import run_all
 from datamodules.common.errors import ConfigError
+from two_processes import free_port
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
 SRUN = {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_JOB_NAME": "train"}
@@ -59,17 +60,9 @@ def test_a_rank_that_is_left_over_is_refused(monkeypatch, name):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_process_that_waits_for_others_can_be_stopped(tmp_path, number):
     """The wait is one call that does not return to Python, so that no handler is called in it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    first = {
-        "SLURM_NTASKS": "2",
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_PROCID": "0",
-        "SLURM_LOCALID": "0",
-        "SLURM_NTASKS_PER_NODE": "2",
-    }
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SLURM_JOB_NAME": "train", "SLURM_NODEID": "0"}
+    port = free_port()
+    first = {**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS_PER_NODE": "4"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [sys.executable, "-m", "benchmark", "fit", "--method", "fedavg", "--data", "digits"]
     options = ["--accelerator", "cpu", "--results_dir", str(tmp_path)]
     program = subprocess.Popen([*command, *options], env={**os.environ, **first, **address}, stderr=subprocess.DEVNULL)

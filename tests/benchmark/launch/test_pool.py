@@ -17,16 +17,13 @@ from benchmark import registry as classes
 from benchmark.config import Run, RunConfig, Runtime
 from benchmark.launch.placement import default_jobs
 from benchmark.launch.pool import LOG, run_all
-from benchmark.launch.progress import Display
 from benchmark.launch.signals import STOPPED
 from benchmark.registry import ClassSpec
 from benchmark.runs import folder
 from benchmark.runs.environment import cores
-from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import run_lock
 from benchmark.runs.states import state
 
-FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 FIT = """
 import ctypes, os, signal
 from benchmark import registry as classes
@@ -233,18 +230,3 @@ def test_runs_are_told_to_stop_and_waited_for(tmp_path, long_runs, number, names
     assert parent.wait() == (130 if number == signal.SIGINT else STOPPED)
     passed_on = signal.SIGTERM if number == signal.SIGINT else signal.Signals(number)
     assert [(one / "saved").read_text() for one in folders] == [f"stopped by {passed_on.name}"] * len(names)
-
-
-def test_display_in_a_terminal_shows_a_line_per_run(tmp_path, fake):
-    (run,) = planned(tmp_path, 1)
-    folder_ = RunFolder(run.folder)
-    folder_.open(run, FACTS)
-    folder_.append({"round": 0, "acc": 33.0})
-    console = Console(file=io.StringIO(), width=200, force_terminal=True)
-    with Display(1, console) as display:
-        display.start(run)
-        display.tick()
-        display.live.refresh()
-        display.finish(run, "complete", "")
-    text = console.file.getvalue()
-    assert "1/2" in text and "acc 33.00" in text and "1/A/low1 +1 seed 1" in text

@@ -6,19 +6,15 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from benchmark.config import Run, RunConfig, Runtime, resolve
 from benchmark.launch.progress import Display, continuation, rounds_done
-from benchmark.registry import ClassSpec
 from benchmark.runs.folder import RunFolder
-
-FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
+from run_folders import FACTS
+from runs import configuration
 
 
 @pytest.fixture
 def run(tmp_path):
-    config = RunConfig(ClassSpec("fedavg"), ClassSpec("digits"), rounds=100, eval_every=10)
-    config = replace(resolve(config), runtime=Runtime(results_dir=str(tmp_path)))
-    return Run.of(config, "1/A/low")
+    return replace(configuration(tmp_path, method="fedavg", rounds=100, eval_every=10), cells=("1/A/low", "2/A/low"))
 
 
 @pytest.fixture
@@ -59,6 +55,20 @@ def test_a_run_whose_rounds_are_over_is_finishing(told):
     *_, near, last = told((98, 1.0, False), (99, 1.1, False), (100, 1.2, False))
     assert "1.0 s left" in near
     assert "100 of 100 rounds, acc 10.00, finishing" in last
+
+
+def test_a_terminal_shows_a_line_per_run(run):
+    files = RunFolder(run.folder)
+    files.open(run, FACTS)
+    files.append({"round": 0, "acc": 33.0})
+    console = Console(file=io.StringIO(), width=200, force_terminal=True)
+    with Display(1, console) as display:
+        display.start(run)
+        display.tick()
+        display.live.refresh()
+        display.finish(run, "complete", "")
+    text = console.file.getvalue()
+    assert "1/100" in text and "acc 33.00" in text and "1/A/low +1 seed 3" in text
 
 
 def test_rounds_between_evaluations_count(run):

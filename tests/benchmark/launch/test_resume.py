@@ -46,27 +46,18 @@ def test_a_checkpoint_without_its_sums_is_refused(interrupted_at):
         fit(config)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ("a digit", r"metrics\.jsonl: the rows before round 3 differ from those written when the check"),
-        ("twice", r"metrics\.jsonl: line 3 .*round 1 after round 1"),
-        ("swapped", r"metrics\.jsonl: line 3 .*round 1 after round 2"),
-    ],
-)
-def test_the_rows_of_an_interrupted_run_are_not_taken_on_trust(interrupted_at, reference, change, says):
+def test_the_rows_of_an_interrupted_run_are_not_taken_on_trust(interrupted_at, reference):
     """Its digest would seal them. However often one tries; once they are back, the run goes on to the same bits."""
     config, path = interrupted_at(3)
     file = path / "metrics.jsonl"
     whole = file.read_text()
     zero, one, two = whole.splitlines(keepends=True)
-    better = json.dumps({**json.loads(one), "acc": 99.0}) + "\n"
-    changed = {"a digit": [zero, better, two], "twice": [zero, one, one, two], "swapped": [zero, two, one]}[change]
-    file.write_text("".join(changed))
+    changed = zero + json.dumps({**json.loads(one), "acc": 99.0}) + "\n" + two
+    file.write_text(changed)
     for _ in range(2):
-        with pytest.raises(RunError, match=says):
+        with pytest.raises(RunError, match=r"metrics\.jsonl: the rows before round 3 differ from those written when"):
             fit(config)
-        assert state(path) == "failed" and file.read_text() == "".join(changed)
+        assert state(path) == "failed" and file.read_text() == changed
     file.write_text(whole)
     assert_same_run(fit(config), reference)
 

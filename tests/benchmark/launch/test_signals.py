@@ -5,14 +5,12 @@ import pty
 import signal
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
+from benchmark import ROOT
 from benchmark.launch.signals import SIGNALS, STOPPED, check_stopped, stoppable
 from datamodules.common.errors import Stopped
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -1,10 +1,8 @@
 """Job arrays, and runs of several nodes, on SLURM itself: the daemons of two nodes on this machine."""
 
 import getpass
-import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -14,8 +12,10 @@ import pytest
 from benchmark.cli import main
 from benchmark.config import Runtime, from_yaml, run_id
 from benchmark.launch import slurm
+from benchmark.runs.records import read_rows, without_clock
 from benchmark.suites import suite
 from datamodules.common.errors import RunError
+from two_processes import free_port
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "srun")
 PATIENCE_S = 100
@@ -63,16 +63,11 @@ PartitionName=high Nodes=one PriorityTier=2 PreemptMode=OFF State=UP
 """
 
 
-@pytest.fixture
-def tiny(tmp_path):
+def tiny(tmp_path, rounds=2):
     """The path of a suite with one row and two seeds."""
-
-    def write(rounds=2):
-        path = tmp_path / "tiny.yaml"
-        path.write_text(SUITE.replace("ROUNDS", str(rounds)))
-        return path
-
-    return write
+    path = tmp_path / "tiny.yaml"
+    path.write_text(SUITE.replace("ROUNDS", str(rounds)))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +81,7 @@ def cluster(tmp_path_factory):
     key = place / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o600)
-    controller, first, second = _free_ports(3)
+    controller, first, second = (free_port() for _ in range(3))
     conf = place / "slurm.conf"
     conf.write_text(
         CLUSTER.format(folder=place, user=getpass.getuser(), controller=controller, first=first, second=second)
@@ -118,16 +113,6 @@ def cluster(tmp_path_factory):
             process.wait()
 
 
-def _free_ports(number):
-    sockets = [socket.socket() for _ in range(number)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 def _lines(*command):
     return set(subprocess.run(command, capture_output=True, text=True).stdout.split())
 
@@ -139,31 +124,19 @@ def _until(true, what="the cluster"):
         time.sleep(0.2)
 
 
-def _rows(path):
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key != "timing"} for row in rows]
-
-
 def _table(path, results, *more):
     return main(["table", "--paper", str(path), "--results_dir", str(results), "--wandb", "off", *more])
 
 
-def test_the_files_of_a_job_array_hold_the_runs_themselves(tmp_path, tiny):
-    runs = list(suite.load(str(tiny())).plan("quick").runs.values())
-    script = slurm.write(runs, "tiny-quick", tmp_path / "with 'a quote'")
-    listed = (script.parent / slurm.LIST).read_text().splitlines()
-    assert [run_id(from_yaml(Path(config).read_text())) for config in listed] == [run.id for run in runs]
-    assert "#SBATCH --array=1-2\n" in script.read_text()
-    subprocess.run(["bash", "-n", script], check=True)
-
-
-def test_a_task_finds_data_and_results_wherever_it_runs(tmp_path, tiny, monkeypatch):
+def test_a_task_finds_its_run_and_its_folders_wherever_it_runs(tmp_path, monkeypatch):
     """``sbatch --chdir`` gives it another working folder than that of the command."""
     monkeypatch.chdir(tmp_path)
-    run, _ = suite.load(str(tiny())).plan("quick", runtime=Runtime(data_dir="../d")).runs.values()
-    config = slurm.write([run], "tiny", Path("results")).with_name(f"{run.id}.yaml")
-    runtime = from_yaml(config.read_text()).runtime
-    assert (runtime.data_dir, runtime.results_dir) == (f"{tmp_path}/../d", f"{tmp_path}/results")
+    runs = list(suite.load(str(tiny(tmp_path))).plan("quick", runtime=Runtime(data_dir="../d")).runs.values())
+    script = slurm.write(runs, "tiny-quick", Path("results"))
+    configs = [from_yaml(Path(one).read_text()) for one in (script.parent / slurm.LIST).read_text().splitlines()]
+    assert [run_id(config) for config in configs] == [run.id for run in runs]
+    folders = {(config.runtime.data_dir, config.runtime.results_dir) for config in configs}
+    assert folders == {(f"{tmp_path}/../d", f"{tmp_path}/results")}
 
 
 @pytest.mark.parametrize(
@@ -177,10 +150,10 @@ def test_a_task_finds_data_and_results_wherever_it_runs(tmp_path, tiny, monkeypa
     ],
     ids=["two of three", "the rest", "one fails", "stopped", "killed while it started"],
 )
-def test_a_task_runs_its_bundle(tmp_path, tiny, task, codes, ran, ends):
+def test_a_task_runs_its_bundle(tmp_path, task, codes, ran, ends):
     """With commands in SLURM's place that write down what they are asked for."""
-    runs = list(suite.load(str(tiny())).plan("quick", [0, 1, 2]).runs.values())
-    script = slurm.write(runs, "tiny-quick", tmp_path / "results", bundle=2)
+    runs = list(suite.load(str(tiny(tmp_path))).plan("quick", [0, 1, 2]).runs.values())
+    script = slurm.write(runs, "tiny-quick", tmp_path / "with 'a quote'", bundle=2)
     assert "#SBATCH --array=1-2\n" in script.read_text()
     commands, done = tmp_path / "commands", tmp_path / "done"
     commands.mkdir()
@@ -196,16 +169,16 @@ def test_a_task_runs_its_bundle(tmp_path, tiny, task, codes, ran, ends):
     assert done.read_text().splitlines() == ran
 
 
-def test_the_plan_of_an_array_is_told_and_nothing_is_written(tmp_path, tiny, capfd):
+def test_the_plan_of_an_array_is_told_and_nothing_is_written(tmp_path, capfd):
     more = ["--slurm=--partition=gpu", "--slurm_bundle", "2", "--dry_run"]
-    assert _table(tiny(), tmp_path / "results", *more) == 0
+    assert _table(tiny(tmp_path), tmp_path / "results", *more) == 0
     assert capfd.readouterr().out == "2 runs: sbatch --array=1-1 --partition=gpu\n"
     assert not (tmp_path / "results").exists()
 
 
-def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path, tiny):
+def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path):
     """Its tasks may still wait, and read their line of the list when they start."""
-    runs = list(suite.load(str(tiny())).plan("quick").runs.values())
+    runs = list(suite.load(str(tiny(tmp_path))).plan("quick").runs.values())
     elsewhere = [run.replace(runtime=Runtime(threads=8)) for run in runs[:1]]
     lists = (runs[:1], runs[1:], elsewhere, runs[:1])
     first, *others, again = (slurm.write(some, "tiny-quick", tmp_path) for some in lists)
@@ -213,9 +186,9 @@ def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path, tiny):
     assert f"{runs[0].id}.yaml" in (first.parent / slurm.LIST).read_text()
 
 
-def test_without_sbatch_the_files_are_written_and_the_error_says_how_to_submit_them(tmp_path, tiny, monkeypatch, capfd):
+def test_without_sbatch_the_files_are_written_and_the_error_says_how_to_submit_them(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PATH", "")
-    assert _table(tiny(), tmp_path / "my results", "--slurm=--partition=gpu") == 2
+    assert _table(tiny(tmp_path), tmp_path / "my results", "--slurm=--partition=gpu") == 2
     (script,) = tmp_path.glob("my results/slurm/tiny-quick-*/job.sh")
     assert f"`sbatch --partition=gpu '{script}'`" in capfd.readouterr().err
 
@@ -230,8 +203,8 @@ def test_what_sbatch_refuses_is_told_in_its_words(tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(300)
-def test_a_task_that_is_preempted_saves_goes_back_to_the_queue_and_continues(tmp_path, tiny, cluster):
-    path, results, ours = tiny(rounds=40), tmp_path / "array", tmp_path / "here"
+def test_a_task_that_is_preempted_saves_goes_back_to_the_queue_and_continues(tmp_path, cluster):
+    path, results, ours = tiny(tmp_path, rounds=40), tmp_path / "array", tmp_path / "here"
     assert _table(path, results, "--seeds", "0", "--threads", "1", "--slurm=--partition=low --nodelist=one") == 0
     (run,) = suite.load(str(path)).plan("quick", [0]).runs.values()
     rows = results / "runs" / run.folder.name / "metrics.jsonl"
@@ -243,4 +216,5 @@ def test_a_task_that_is_preempted_saves_goes_back_to_the_queue_and_continues(tmp
     told = log.read_text()
     assert "stopped by SIGTERM" in told and "continues from round" in told, told
     assert _table(path, ours, "--seeds", "0", "--threads", "1", "--jobs", "1") == 0
-    assert _rows(rows.parent) == _rows(ours / "runs" / rows.parent.name)
+    made, again = (without_clock(read_rows(path)) for path in (rows.parent, ours / "runs" / rows.parent.name))
+    assert made == again

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from dataclasses import replace
 
 import pytest
@@ -70,23 +69,15 @@ def test_other_data_is_refused_however_often_one_tries(tmp_path):
     assert state(path) == "complete"
 
 
-def cancel(self):
-    raise asyncio.CancelledError("by nobody")
-
-
-@pytest.mark.parametrize(
-    ("read", "told"),
-    [
-        (lambda self: sys.exit(0), "raised SystemExit: 0"),
-        (cancel, r"raised CancelledError: by nobody"),
-    ],
-    ids=["sys.exit", "CancelledError"],
-)
-def test_a_data_set_that_ends_the_program_is_an_error(tmp_path, monkeypatch, read, told):
+@pytest.mark.parametrize("ends", [SystemExit(0), asyncio.CancelledError("by nobody")], ids=lambda e: type(e).__name__)
+def test_a_data_set_that_ends_the_program_is_an_error(tmp_path, monkeypatch, ends):
     """Whatever it does that is no ordinary error."""
-    mine = planted(monkeypatch, Digits, read=read)
-    config = configuration(tmp_path, **{**SHORT, "data": mine})
-    with pytest.raises(RunError, match=f"the method or the data set {told}"):
+
+    def read(self):
+        raise ends
+
+    config = configuration(tmp_path, **{**SHORT, "data": planted(monkeypatch, Digits, read=read)})
+    with pytest.raises(RunError, match=f"the method or the data set raised {type(ends).__name__}: {ends}"):
         fit(config)
     assert state(config.folder) == "failed"
 

@@ -42,31 +42,23 @@ def test_the_record_says_that_there_was_no_git(monkeypatch, tmp_path):
     assert code_identity.code_version() == released
 
 
-def test_a_checkout_is_described_and_marked_if_its_code_differs(monkeypatch, tmp_path):
-    checkout(monkeypatch, tmp_path, "benchmark/run.py", "README.md")
-    code, page = tmp_path / "benchmark" / "run.py", tmp_path / "README.md"
-    page.write_text("second\n")
-    beside = tmp_path / "benchmark" / "suites" / "tuned" / "news-board.yaml"
-    beside.parent.mkdir(parents=True)
-    beside.write_text("a rate\n")
-    assert code_identity.code_version() == "v1"
-    code.write_text("second\n")
-    assert code_identity.code_version() == "v1-dirty"
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "another"))
-    assert code_identity.code_version() == "v1-dirty"
-
-
-def test_the_changes_of_a_checkout_are_told_as_a_patch(monkeypatch, tmp_path):
-    """New files too; another repository that the environment names does not count."""
+def test_a_checkout_is_described_and_marked_if_its_code_differs_and_the_changes_are_told_as_a_patch(
+    monkeypatch, tmp_path
+):
+    """New files too; neither other files nor another repository that the environment names count."""
     for variable in ("GIT_DIR", "GIT_WORK_TREE"):
         monkeypatch.setenv(variable, str(tmp_path / "elsewhere"))
     checkout(monkeypatch, tmp_path, "benchmark/run.py", "README.md")
-    assert code_identity.uncommitted() == "" and code_identity.code_version() == "v1"
+    beside = tmp_path / "benchmark" / "suites" / "tuned" / "news-board.yaml"
+    beside.parent.mkdir(parents=True)
+    beside.write_text("a rate\n")
+    (tmp_path / "README.md").write_text("second\n")
+    assert (code_identity.code_version(), code_identity.uncommitted()) == ("v1", "")
     (tmp_path / "benchmark" / "run.py").write_text("second\n")
     (tmp_path / "benchmark" / "new.py").write_text("third\n")
-    (tmp_path / "README.md").write_text("second\n")
     patch = code_identity.uncommitted()
-    assert "-first\n+second\n" in patch and "+third\n" in patch and "README" not in patch
+    assert code_identity.code_version() == "v1-dirty"
+    assert "-first\n+second\n" in patch and "+third\n" in patch and "README" not in patch and "rate" not in patch
 
 
 MINE = """

@@ -19,10 +19,7 @@ TRAINED = ["--model", "mlp", "--method.batch_size", "16", "--method.lr", "0.03",
 TRAINED += ["--threads", "1", "--wandb", "off"]
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fed_consist"])
@@ -95,10 +92,3 @@ def test_another_file_is_one_error_and_runs_no_code(here, make, message):
     make(here / "model.pt")
     with pytest.raises(RunError, match=rf"model\.pt: {message}"):
         load_run(here / "model.pt")
-
-
-def test_a_file_holds_one_model(capsys):
-    for more in (["--seed", "1,2"], ["--dry-run"]):
-        words = ["fit", "--method", "fedavg", "--data", "digits", "--export", "model.pt", *more]
-        assert main(words) == 2
-        assert "--export model.pt: it takes the name of a file, and one run" in capsys.readouterr().err

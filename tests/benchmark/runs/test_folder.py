@@ -16,17 +16,21 @@ from datamodules.common.errors import RunError
 from run_folders import FACTS, RUN, change, row, stripped, whole_run
 
 
+def opened(path, run=RUN):
+    folder = RunFolder(path, heartbeat_s=0)
+    folder.open(run, FACTS)
+    return folder
+
+
 @pytest.mark.parametrize("torn", ["", '{"round": 2, "acc"', '{"round": 2, "acc": 1.0}', "\x00\x00"])
 def test_a_killed_and_resumed_run_equals_the_uninterrupted_one(tmp_path, torn):
     whole_run(tmp_path / "whole")
-    first = RunFolder(tmp_path / "cut")
-    first.open(RUN, FACTS)
+    first = opened(tmp_path / "cut")
     first.append(row(0))
     first.append(row(1))
     with open(tmp_path / "cut/metrics.jsonl", "a") as file:
         file.write(torn)
-    second = RunFolder(tmp_path / "cut")
-    second.open(RUN, FACTS)
+    second = opened(tmp_path / "cut")
     second.rewind(1)
     assert [r["round"] for r in read_rows(tmp_path / "cut")] == [0]
     for number in (1, 2, 3):
@@ -49,16 +53,14 @@ def test_resume_refuses_other_data_when_there_is_a_checkpoint_but_no_row_yet(tmp
 def test_a_run_without_its_rows_does_not_go_on(tmp_path, every, lost):
     """Its readings would be of the later rows only. Nothing is changed: the file may still be found."""
     run = Run.of(replace(RUN.config, eval_every=every))
-    folder = RunFolder(tmp_path)
-    folder.open(run, FACTS)
+    folder = opened(tmp_path, run)
     for number in range(every - 1, 3, every):
         folder.append(row(number))
     folder.rewind(3)
     whole = (tmp_path / "metrics.jsonl").read_text()
     (tmp_path / "metrics.jsonl").write_text("".join(whole.splitlines(keepends=True)[1:]))
     for _ in range(2):
-        folder = RunFolder(tmp_path)
-        folder.open(run, FACTS)
+        folder = opened(tmp_path, run)
         with pytest.raises(RunError, match=rf"round 3, .*metrics\.jsonl .*round {lost}; restore"):
             folder.rewind(3)
     (tmp_path / "metrics.jsonl").write_text(whole)
@@ -66,12 +68,6 @@ def test_a_run_without_its_rows_does_not_go_on(tmp_path, every, lost):
     assert (tmp_path / "metrics.jsonl").read_text() == whole
     folder.rewind(0)
     assert read_rows(tmp_path) == []
-
-
-def opened(path):
-    folder = RunFolder(path, heartbeat_s=0)
-    folder.open(RUN, FACTS)
-    return folder
 
 
 def test_a_record_names_all_code_that_took_part(tmp_path):
@@ -141,8 +137,7 @@ def test_the_record_is_not_written_at_every_row(tmp_path):
 
 
 def test_a_failure_keeps_its_traceback(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.open(RUN, FACTS)
+    folder = opened(tmp_path)
     folder.append(row(0))
     try:
         raise ZeroDivisionError("by zero \udcff")  # as in the name of a file that is no UTF-8
@@ -151,29 +146,22 @@ def test_a_failure_keeps_its_traceback(tmp_path):
     record = read_record(tmp_path)
     assert record["status"] == "failed" and record["rounds"]["done"] == 1
     assert "test_a_failure_keeps_its_traceback" in record["error"] and "by zero" in record["error"]
-    whole = RunFolder(tmp_path)
-    whole.open(RUN, FACTS)
+    opened(tmp_path)
     assert read_record(tmp_path)["status"] == "running" and read_record(tmp_path)["error"] is None
 
 
-def test_a_failure_that_another_process_records_keeps_all_facts(tmp_path):
-    """Those that nobody has to know, too: tuning reads the number of test images of a failed run."""
-    RunFolder(tmp_path).open(RUN, {**FACTS, "test_images": 30, "class_counts": ["1 2"]})
+def test_a_failure_that_another_process_records_keeps_what_is_known(tmp_path):
+    """Facts that nobody has to know, too (tuning reads the number of test images of a failed run), and what it ran on,
+    such as its number of threads, which a run that goes on has to have again.
+    """
+    known = {**FACTS, "test_images": 30, "class_counts": ["1 2"]}
+    RunFolder(tmp_path).open(RUN.replace(runtime=Runtime(threads=3)), known)
+    before = read_record(tmp_path)["environment"]
+    assert before["threads"] == 3
     RunFolder(tmp_path).fail(ValueError("x"), RUN)
     record = read_record(tmp_path)
     assert record["status"] == "failed" and "ValueError: x" in record["error"]
-    assert {name: record[name] for name in FACTS} == FACTS
-    assert (record["test_images"], record["class_counts"]) == (30, ["1 2"])
-
-
-def test_a_failure_before_a_run_goes_on_leaves_what_it_ran_on(tmp_path):
-    """Such as its number of threads, which a run that goes on has to have again."""
-    begun = RUN.replace(runtime=Runtime(threads=3))
-    RunFolder(tmp_path).open(begun, FACTS)
-    before = read_record(tmp_path)["environment"]
-    assert before["threads"] == 3
-    RunFolder(tmp_path).fail(ValueError("no data"), RUN)
-    assert read_record(tmp_path)["environment"] == before
+    assert {name: record[name] for name in known} == known and record["environment"] == before
 
 
 def test_an_error_after_the_end_leaves_the_record_complete(tmp_path):
@@ -185,8 +173,7 @@ def test_an_error_after_the_end_leaves_the_record_complete(tmp_path):
 
 
 def test_a_failure_that_cannot_be_recorded_is_no_further_error(tmp_path, read_only):
-    known = RunFolder(tmp_path)
-    known.open(RUN, FACTS)
+    known = opened(tmp_path)
     before = (tmp_path / "record.json").read_bytes()
     read_only()
     known.fail(ValueError("x"))
@@ -197,8 +184,7 @@ def test_a_failure_that_cannot_be_recorded_is_no_further_error(tmp_path, read_on
 def test_records_do_not_tell_the_folders_of_the_machine(tmp_path):
     """Records are shared; where data and results lay is nobody's business."""
     runtime = Runtime(data_dir="/home/secret/data", results_dir="/home/secret/results", devices=1)
-    folder = RunFolder(tmp_path)
-    folder.open(RUN.replace(runtime=runtime), FACTS)
+    opened(tmp_path, RUN.replace(runtime=runtime))
     text = "".join((tmp_path / name).read_text() for name in ("record.json", "config.yaml"))
     assert '"devices": 1' in text
     assert "secret" not in text

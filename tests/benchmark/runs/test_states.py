@@ -43,10 +43,6 @@ def test_state(tmp_path):
         folder.open(RUN, FACTS)
         assert state(tmp_path) == "running"
     assert state(tmp_path) == "stale"
-    (tmp_path / "run.lock").write_text('{"pid": 1, "host": "another-machine"}')
-    assert state(tmp_path) == "running"
-    os.utime(tmp_path / "run.lock", (0, 0))
-    assert state(tmp_path) == "stale"
     folder.fail(ValueError("x"))
     assert state(tmp_path) == "failed"
     whole_run(tmp_path / "whole")
