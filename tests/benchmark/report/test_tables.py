@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 
 import pandas as pd
 import pytest
@@ -17,45 +18,39 @@ from benchmark.report.tables import render, write
 from benchmark.runs.states import RunState
 from benchmark.suites.schema import on_top
 from benchmark.suites.suite import Suite
+from datamodules.common.yaml import load_yaml
 
 PUBLISHED = {"low": {"acc": "60.0", "auc": "91.23"}, "high": {"acc": "70.26", "auc": "95.5"}, "gain": {"acc": "10.26"}}
-
-
-SPEC = {
-    "paper": "toy",
-    "title": "A toy paper",
-    "published": "toy.csv",
-    "report": "best",
-    "base": {"set": {"rounds": 5, "last_k": 2, "data": "digits"}},
-    "datasets": {"SVHN": {}},
-    "labels": {"low": {"method": "fedavg"}, "high": {"method": "rscfed"}, "gain": {"minus": ["high", "low"]}},
-    "tables": {
-        4: {
-            "title": "Four",
-            "datasets": ["SVHN"],
-            "metrics": ["acc", "auc"],
-            "control": "low",
-            "rows": [{"method": "low", "M": 1}, {"method": "high", "M": 1}, {"method": "gain", "M": 1}],
-        }
-    },
-    "scales": {
-        "paper": {"seeds": [1, 2, 3], "compare": True, "note": "the protocol"},
-        "quick": {"seeds": [1, 2, 3], "note": "not the protocol"},
-    },
-}
+SPEC = load_yaml(
+    """
+paper: toy
+title: A toy paper
+published: toy.csv
+report: best
+base: {set: {rounds: 5, last_k: 2, data: digits}}
+datasets: {SVHN: {}}
+labels: {low: {method: fedavg}, high: {method: rscfed}, gain: {minus: [high, low]}}
+tables:
+  4:
+    {title: Four, datasets: [SVHN], metrics: [acc, auc], control: low,
+     rows: [{method: low, M: 1}, {method: high, M: 1}, {method: gain, M: 1}]}
+scales:
+  paper: {seeds: [1, 2, 3], compare: true, note: the protocol}
+  quick: {seeds: [1, 2, 3], note: not the protocol}
+""",
+    "toy",
+)
+HOSTILE = r"a|b_c & 5% \input{x} $\frac ~^#"
+ENVIRONMENT = {"cpu": "Some CPU", "cores": 8, "threads": 2, "gpu": None, "devices": 1, "accelerator": "auto"}
 
 
 def toy(**changes):
     return Suite(on_top(SPEC, changes))
 
 
-ENVIRONMENT = {"cpu": "Some CPU", "cores": 8, "threads": 2, "gpu": None, "devices": 1, "accelerator": "auto"}
-
-
 def record(acc, auc=90.0):
-    reading = {
-        name: {"acc": acc - less, "auc": auc} for name, less in (("best", 0), ("final", 1), ("last_k_mean", 0.5))
-    }
+    below = {"best": 0, "final": 1, "last_k_mean": 0.5}
+    reading = {name: {"acc": acc - less, "auc": auc} for name, less in below.items()}
     return {**reading, "code_version": "abc", "environment": ENVIRONMENT}
 
 
@@ -214,7 +209,6 @@ def test_pending_rows_and_published_spreads_are_shown(scale):
     ("rounds", "every", "k", "told"),
     [
         (200, 5, 10, "10 rounds (2 of them evaluated)"),
-        (101, 5, 3, "3 rounds (2 of them evaluated)"),
         (1, 1, 10, "1 round"),
         (4, 3, 10, "4 rounds (2 of them evaluated)"),
     ],
@@ -258,3 +252,105 @@ def test_cost_is_counted_from_the_first_round(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = rounds_of(tmp_path)
     assert list(found["bytes"]) == [30, 90] and list(found["seconds"]) == [4.0, 7.0]
+
+
+WIDE = load_yaml(
+    """
+paper: toy
+title: A toy
+published: toy.csv
+report: best
+base: {set: {data: digits, rounds: 5}}
+datasets: {A: {}, B: {set: {data.num_clients: 7}}}
+labels: {mine: {method: fedavg}, other: {method: rscfed}, HOSTILE: {method: fedirm}}
+tables:
+  1:
+    title: One
+    datasets: [A, B]
+    metrics: [acc, auc]
+    rows:
+    - {method: mine, net_size: s, split: iid}
+    - {method: mine, net_size: l, split: iid, set: {rounds: 6}}
+    - {method: other, net_size: s, split: iid}
+    - {method: HOSTILE, net_size: s, split: iid}
+scales: {paper: {seeds: [1, 2], compare: true}, quick: {seeds: [1, 2]}}
+""".replace("HOSTILE", json.dumps(HOSTILE)),
+    "toy",
+)
+
+
+def laid_out(accuracies, scale="paper"):
+    """The table of two data sets with both seeds of these rows, by data set, method and size."""
+    suite = Suite(WIDE)
+    plan = suite.plan(scale)
+    plan.found = dict.fromkeys(plan.runs, RunState("missing", None))
+    for row in suite.rows:
+        acc = accuracies.get((row.dataset, row.method, row.columns["net_size"]))
+        if acc is not None:
+            plan.found |= dict.fromkeys(plan.of_row[row.full_name].values(), RunState("complete", record(acc)))
+    return render(suite, plan, {row.key("acc"): "50.0" for row in suite.rows})[0]
+
+
+def test_methods_are_rows_and_data_sets_with_metrics_are_columns():
+    """A column with one value in all rows is a fact below; only what tells rows apart stays."""
+    table = laid_out({("A", "mine", "s"): 51.0})
+    assert table.places == [("A", "acc"), ("A", "auc")]
+    assert list(table.rows) == [("mine", "s"), ("mine", "l"), ("other", "s"), (HOSTILE, "s")]
+    assert [table.rows["mine", "s"][place]["ours"] for place in table.places] == [51.0, 90.0]
+    assert "| method   | net size   | A acc" in table.markdown
+    assert table.facts["split"] == "iid" and "net size" not in table.facts
+    assert len(table.frame) == 16
+
+
+def test_what_was_not_run_is_one_sentence():
+    """Rows of one method are told apart in it; the cells that are left keep their published values."""
+    table = laid_out({("A", "mine", "s"): 51.0, ("A", "other", "s"): 40.0})
+    text = table.markdown
+    assert "Not run: all of B; the rows mine l, a|b" in text and "B acc" not in text
+    assert "| 51.00 ± 0.00 (2)<br>50.0 (+1.0, ± 0.00) " in text and "<br>50.0 (-10.0, ± 0.00) " in text
+    assert "Open: " not in text  # no control, so no lead is printed
+    both = laid_out({("A", "mine", "s"): 51.0, ("B", "other", "s"): 40.0})
+    assert "| –<br>50.0 " in both.markdown and "not available" not in both.markdown
+    full = {(d, m, s): 50.0 for d in "AB" for m, s in (("mine", "s"), ("mine", "l"), ("other", "s"), (HOSTILE, "s"))}
+    assert "Not run" not in laid_out(full).markdown
+
+
+def test_a_terminal_shows_a_column_per_data_set():
+    """Accuracy and interval; published values only in the paper's protocol; no markup, no line that is too wide."""
+    found = {("A", "mine", "s"): 51.0, ("B", "other", "s"): 40.0}
+    paper, quick = laid_out(found).terminal, laid_out(found, "quick").terminal
+    assert "51.0 ± 0.0 (50.0)" in paper and "in brackets the" in paper
+    assert "51.0 ± 0.0 " in quick and "50.0" not in quick and "published" not in quick
+    head, row = (next(line for line in quick.splitlines() if line.startswith(name)) for name in ("method", "mine"))
+    assert "digits (as A)" in head and "auc" not in quick and "90.0" not in row
+    assert "<" not in quick and "|" not in quick and "Scale quick" in quick
+    assert max(map(len, quick.splitlines())) <= 100
+    assert "Nothing of this table has been run" in laid_out({}).terminal
+
+
+def test_data_sets_that_a_scale_runs_as_one_share_a_column():
+    found = {(name, "mine", "s"): 51.0 for name in "AB"} | {(name, "other", "s"): 40.0 for name in "AB"}
+    quick = laid_out(found, "quick").terminal
+    assert "digits (as A)" in quick and "digits (as B)" in quick
+    (row,) = (line for line in quick.splitlines() if line.startswith("other"))
+    assert row.count("40.0") == 1
+    apart = laid_out({**found, ("B", "other", "s"): 41.0}, "quick").terminal
+    (row,) = (line for line in apart.splitlines() if line.startswith("other"))
+    assert "40.0" in row and "41.0" in row
+
+
+def test_latex_escapes_everything_and_says_the_scale():
+    table = laid_out({("A", HOSTILE, "s"): 51.0, ("A", "mine", "l"): 49.0}, "quick")
+    text = table.latex
+    assert r"\toprule" in text and r"\bottomrule" in text and "digits (as A) acc" in text
+    assert r"51.00 $\pm$ 0.00 (2) [50.0]" in text and "% scale: quick (own protocol)\n" in text
+    assert r"a$|$b\_c \& 5\% \textbackslash{}input\{x\} \$\textbackslash{}frac" in text and r"\input" not in text
+    assert not re.search(r"[^\x00-\x7f]", re.sub("(?m)^%.*$", "", text))
+    assert laid_out({}).latex.startswith("% Table 1: One\n") and "tabular" not in laid_out({}).latex
+
+
+def test_readings_stand_below_with_two_decimals():
+    heads, _, line = laid_out({("A", "mine", "s"): 51.0}).markdown.partition("readings</summary>")[2].split("\n")[2:5]
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in (heads, line)]
+    read = {"best round": "51.00", "last round": "50.00", "mean of the last 5 rounds or 6 rounds": "50.50"}
+    assert dict(zip(*cells, strict=True)) == {"method": "mine", "net size": "s", "data set": "A", **read}
