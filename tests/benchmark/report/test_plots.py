@@ -1,6 +1,9 @@
 """Learning curves and effects: what is drawn, how runs are called, and what is refused."""
 
 import json
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.image import imread
 
+from benchmark import ROOT
 from benchmark.cli import main
 from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import ClassSpec
@@ -121,6 +125,13 @@ def test_plot_labels(runs: list[str], drawn: list[Any]) -> None:
     assert texts(drawn[0].legends[0]) == ["a", "b"]
     assert texts(drawn[1].legends[0]) == ["plain", "with DPL"]
     assert Path("curves.png").is_file() and Path("labelled.SVG").is_file()
+
+
+def test_a_backend_that_matplotlib_does_not_know_stops_no_plot(runs: list[str]) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "odd"}
+    command = [sys.executable, "-m", "benchmark", "plot", *runs]
+    subprocess.run(command, env=environment, check=True)
+    assert Path("curves.png").is_file()
 
 
 @pytest.mark.parametrize(
