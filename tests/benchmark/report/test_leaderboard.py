@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from math import nan
 
 import pandas as pd
 import pytest
@@ -130,7 +131,6 @@ def test_a_setting_that_is_not_admitted_is_shown_and_not_ranked(made):
 @pytest.mark.parametrize(
     ("changed", "ranked"),
     [
-        ({"labels": {"mine": {"method": "fixmatch"}}}, [True, True]),
         ({"scales": {"quick": {"seeds": [5, 6, 7]}}}, [True, True]),
         ({"labels": {"good": {"method.lr": 0.5}}}, [True, True]),
         ({"datasets": {"A": {"set": {"data.flip": 0.5}}}}, [False, True]),
@@ -153,20 +153,18 @@ def test_the_verdict_on_a_setting_does_not_hold_for_one_that_a_suite_has_changed
     assert leaderboard.settings(suite, plan)[0].ranked
 
 
-def test_a_board_says_which_seeds_were_added_to_those_that_were_fixed(made):
-    suite, plan, (first, _) = made
-    more = replace(first, scores=pd.concat([first.scores, first.scores.loc[[0]].rename({0: 8})]))
-    assert leaderboard.interim(suite, plan, [more]) == [
+def test_a_board_without_the_seeds_that_were_fixed_is_interim_and_others_are_named(made):
+    """Seed 3 of ``bad`` on B is missing; on A nothing is, and a seed without any score adds none."""
+    suite, plan, (first, second) = made
+
+    def with_seed(seed, factor):
+        more = first.scores.loc[[0]].rename({0: seed}) * factor
+        return replace(first, scores=pd.concat([first.scores, more]))
+
+    assert leaderboard.interim(suite, plan, [first]) == leaderboard.interim(suite, plan, [with_seed(9, nan)]) == []
+    assert leaderboard.interim(suite, plan, [with_seed(8, 1)]) == [
         "**Seeds added**: 8, beside the 4 that were fixed beforehand. Nothing that is bold here is the board's."
     ]
-    none = first.scores.loc[[0]].rename({0: 9}) * float("nan")
-    assert leaderboard.interim(suite, plan, [replace(first, scores=pd.concat([first.scores, none]))]) == []
-
-
-def test_a_board_without_all_of_its_seeds_is_interim(made):
-    """Seed 3 of ``bad`` on B is missing; on A nothing is."""
-    suite, plan, (first, second) = made
-    assert leaderboard.interim(suite, plan, [first]) == []
     (told,) = leaderboard.interim(suite, plan, [first, second])
     assert "3 to 4 of the 4 seeds" in told and told in leaderboard.page(suite, plan, [first, second])
 

@@ -218,10 +218,8 @@ def verdict(differences, printed, runs=1):
         ([-3.0, -2.0, -1.0], "50.4", "open"),  # from -4.484 to .484
         ([-3.0, -2.0, -1.0], "50.5", "not seen"),
         ([-4.0, -3.0, -2.0], "50.5", "reversed"),  # from -5.484 to -.516
-        ([-4.0, -3.0, -2.0], "45.0", "holds"),  # a printed loss
-        ([-4.0, -3.0, -2.0], "42.0", "smaller"),
+        ([-4.0, -3.0, -2.0], "42.0", "smaller"),  # a printed loss
         ([2.0, 3.0, 4.0], "45.0", "reversed"),
-        ([1.0, 2.0, 3.0], "45.0", "not seen"),
         ([2.0, 3.0, 4.0], "50.0", ""),  # nothing is claimed
         ([3.04, 3.04, 3.04], "53.0", "holds"),  # no scatter: ours is rounded as the printed lead is
         ([3.06, 3.06, 3.06], "53.2", "smaller"),

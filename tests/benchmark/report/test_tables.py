@@ -60,7 +60,7 @@ def published(suite):
 
 
 def rendered(scale, accuracies, states={}, suite=None, values=None, seeds=None, auc=90.0):  # noqa: B006
-    """Plan and table of runs with these accuracies and states, by label or by label and seed; else they are missing."""
+    """The table of runs with these accuracies and states, by label or by label and seed; else they are missing."""
     suite = suite or toy()
     plan = suite.plan(scale, seeds)
     plan.found = {}
@@ -69,7 +69,7 @@ def rendered(scale, accuracies, states={}, suite=None, values=None, seeds=None, 
             acc = accuracies.get((row.method, seed), accuracies.get(row.method))
             state = states.get((row.method, seed), "missing" if acc is None else "complete")
             plan.found[key] = RunState(state, record(acc, auc) if state == "complete" else None)
-    return plan, render(suite, plan, published(suite) if values is None else values)[0]
+    return render(suite, plan, published(suite) if values is None else values)[0]
 
 
 FULL = {("low", s): 59.0 + s for s in (1, 2, 3)} | {("high", s): 68.0 + 0.5 * s for s in (1, 2, 3)}
@@ -80,7 +80,7 @@ def lines(table):
 
 
 def test_means_intervals_and_the_three_readings():
-    _, table = rendered("paper", FULL)
+    table = rendered("paper", FULL)
     low = lines(table)["low", "acc"]
     assert (low["ours"], low["n"], low["published"], low["delta"]) == ("61.0000", "3", "60.0", "1.0000")
     assert float(low["ci95"]) == pytest.approx(4.3027 / math.sqrt(3), abs=1e-4) and low["std"] == "1.0000"
@@ -91,17 +91,17 @@ def test_means_intervals_and_the_three_readings():
 
 
 def test_a_difference_is_taken_seed_by_seed_and_lacks_what_one_of_its_runs_lacks():
-    gain = lines(rendered("paper", FULL, {("low", 2): "missing"})[1])["gain", "acc"]
+    gain = lines(rendered("paper", FULL, {("low", 2): "missing"}))["gain", "acc"]
     assert (gain["ours"], gain["n"], gain["published"], gain["delta"]) == ("8.0000", "2", "10.26", "-2.2600")
     assert (gain["status"], gain["note"], len(gain["runs"].split())) == ("2 of 3", "", 6)
-    found = lines(rendered("paper", {("high", 1): 70.0}, {("high", 2): "running", ("low", 1): "failed"})[1])
+    found = lines(rendered("paper", {("high", 1): 70.0}, {("high", 2): "running", ("low", 1): "failed"}))
     assert found["gain", "acc"]["status"] == "failed (1); running (1)"
     assert found["gain", "auc"]["status"] == "failed (1); running (1); published: none"
 
 
 def test_the_intervals_stand_beside_the_printed_values():
     """Effects 8, 7.5 and 7, by hand: 7.5 ± 4.303 x 0.5 / sqrt(3); the prediction has 0.5 sqrt(4/3)."""
-    table = rendered("paper", FULL)[1]
+    table = rendered("paper", FULL)
     high, scatter = lines(table)["high", "acc"], 4.3027 * 0.5 * math.sqrt(4 / 3)
     names = ("prediction", "effect", "effect_ci95", "effect_prediction", "effect_n", "effect_published")
     told = [scatter, 8.0, 4.3027 * 0.5 / math.sqrt(3), scatter, 3, 10.26]
@@ -112,7 +112,7 @@ def test_the_intervals_stand_beside_the_printed_values():
 
 
 def test_a_table_without_a_control_has_no_verdicts():
-    table = rendered("paper", FULL, suite=toy(tables={"4": {"control": ""}}))[1]
+    table = rendered("paper", FULL, suite=toy(tables={"4": {"control": ""}}))
     assert [lines(table)[name, "acc"]["status"] for name in ("low", "high")] == ["", ""]
     assert "Holds" not in table.markdown and "The table has no control" in table.markdown
 
@@ -121,7 +121,7 @@ def test_a_table_without_a_control_has_no_verdicts():
     ("state", "note"), [("failed", "a failed run of the control"), ("missing", "fewer than 3 seeds")]
 )
 def test_without_a_seed_of_the_control_the_verdict_is_open(state, note):
-    high = lines(rendered("paper", FULL, {("low", 2): state})[1])["high", "acc"]
+    high = lines(rendered("paper", FULL, {("low", 2): state}))["high", "acc"]
     assert (high["status"], high["note"]) == ("open", note)
 
 
@@ -138,19 +138,19 @@ def test_without_a_seed_of_the_control_the_verdict_is_open(state, note):
 )
 def test_a_row_says_what_it_lacks_and_is_not_judged_with_a_failed_seed(accuracies, states, status, cell):
     values = {("high", seed): acc for seed, acc in enumerate(accuracies, 1)}
-    plan, table = rendered("paper", values, {("high", n): state for n, state in enumerate(states, 1 + len(values))})
+    table = rendered("paper", values, {("high", n): state for n, state in enumerate(states, 1 + len(values))})
     line, judged, bad = lines(table)["high", "acc"], bool(values), {"failed", "outdated"} & {*states}
     assert line["status"] == status + "; open" * judged and line["n"] == str(len(values))
     assert line["note"] == ("a failed run" if bad else "no seed in common with the control") * judged
     shown = f"| high | {cell}<br>" if cell else "Nothing of this table has been run."
     assert shown in " ".join(table.markdown.split())
     assert f"**{len(values)} of 6 runs complete**" in table.markdown
-    failed = [key for key, run in plan.found.items() if run.state == "failed"]
+    failed = [key for key, run in table.plan.found.items() if run.state == "failed"]
     assert not failed or f"; failed: {', '.join(failed)}" in table.markdown
 
 
 def test_a_metric_without_a_value_is_not_called_not_run():
-    table = lines(rendered("paper", {"low": 70.0, "high": 70.0}, auc=None)[1])
+    table = lines(rendered("paper", {"low": 70.0, "high": 70.0}, auc=None))
     assert table["high", "auc"]["status"] == "no value" and table["high", "acc"]["status"] == "not seen"
 
 
@@ -165,12 +165,12 @@ def test_a_metric_without_a_value_is_not_called_not_run():
 )
 def test_only_the_seeds_of_the_suite_are_judged(seeds, done, note):
     values = {(name, seed): value for seed in done for name, value in (("low", 60.0), ("high", 70.2))}
-    line = lines(rendered("paper", values, seeds=seeds)[1])["high", "acc"]
+    line = lines(rendered("paper", values, seeds=seeds))["high", "acc"]
     assert line["note"] == note and line["status"].endswith("open" if note else "smaller")
 
 
 def test_another_scale_is_not_compared_with_the_paper():
-    _, table = rendered("quick", FULL)
+    table = rendered("quick", FULL)
     assert "delta" not in table.frame and set(table.frame["status"]) == {"", "published: none"}
     for word in ("Δ", "holds", "status"):
         assert word not in table.markdown
@@ -183,12 +183,12 @@ def test_published_is_a_number_or_empty():
     suite = toy(tables={"4": {"unpublished": "not available to us"}})
     values = published(suite)
     del values[suite.rows[1].key("acc")]
-    table = rendered("paper", {"low": 70.0, "high": 70.0}, suite=suite, values=values)[1]
+    table = rendered("paper", {"low": 70.0, "high": 70.0}, suite=suite, values=values)
     frame = pd.read_csv(io.StringIO(csv_text(table.frame)))
     assert frame["published"].dtype == float and frame["published"].isna().sum() == 2
     assert lines(table)["high", "acc"]["status"] == "published: not available to us"
     assert "| high | 70.00 ± 0.00 (3)<br>not available to us |" in " ".join(table.markdown.split())
-    nothing = rendered("paper", {}, suite=suite, values={suite.rows[0].key("f1"): "1"})[1]
+    nothing = rendered("paper", {}, suite=suite, values={suite.rows[0].key("f1"): "1"})
     assert "Nothing of this table has been run.\n\nPublished values: not available to us." in nothing.markdown
 
 
@@ -196,7 +196,7 @@ def test_published_is_a_number_or_empty():
 def test_pending_rows_and_published_spreads_are_shown(scale):
     suite = toy(labels={"low": {"pending": "needs a method"}})
     values = published(suite) | {suite.rows[1].key("acc std"): "1.5"}
-    table = rendered(scale, {"high": 68.0}, suite=suite, values=values)[1]
+    table = rendered(scale, {"high": 68.0}, suite=suite, values=values)
     found = lines(table)
     assert found["low", "acc"]["n"] == found["gain", "acc"]["n"] == "0"
     assert "pending: SVHN low, SVHN gain (needs a method)" in table.markdown
@@ -222,23 +222,23 @@ def test_tables_say_how_many_rounds_the_last_mean_rests_on(rounds, every, k, tol
 def test_ranked_tables_without_published_values():
     """Best first, rows with failed runs last; there is no column of published values, and no verdict."""
     suite = toy(published=None, ranked=True, tables={"4": {"reference": "low", "bounds": ["high"]}})
-    page = rendered("quick", {"high": 40.0, "low": 60.0}, suite=suite, values={})[1]
+    page = rendered("quick", {"high": 40.0, "low": 60.0}, suite=suite, values={})
     assert list(dict.fromkeys(page.frame["method"]))[:2] == ["low", "high"] == [keys[0] for keys in page.rows][:2]
     assert "published" not in page.frame and "ublished" not in page.markdown
     assert "Bounds, which know more labels than a method may: high." in page.markdown
     states = {("low", 1): "failed"}  # its other seeds are still above the other row's
-    failed = list(rendered("quick", {"high": 40.0, "low": 60.0}, states, suite, {})[1].frame["method"])
+    failed = list(rendered("quick", {"high": 40.0, "low": 60.0}, states, suite, {}).frame["method"])
     assert failed.index("high") < failed.index("low")
 
 
 def test_a_table_of_which_a_scale_has_no_row_says_why(tmp_path):
     without = dict.fromkeys(("low", "high", "gain"), "not with\nthis network")
     suite = toy(scales={"quick": {"without": without}})
-    table = rendered("quick", {}, suite=suite)[1]
+    table = rendered("quick", {}, suite=suite)
     assert "Nothing of this table has been run." in table.markdown and "precision" not in table.markdown
     assert "not at this scale: low (not with" in table.markdown and table.frame.empty
     assert all(line.startswith("% ") for line in table.latex.strip().splitlines())
-    full = rendered("quick", FULL)[1]
+    full = rendered("quick", FULL)
     assert len(write(suite, "both", [full, table], tmp_path)) == 3
     assert (tmp_path / "tables/toy-both.csv").read_text() == csv_text(full.frame)
 

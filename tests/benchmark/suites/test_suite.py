@@ -216,7 +216,7 @@ def at_quick(**changes):
     ("changes", "message"),
     [
         ({"base": {"set": {"method.lrr": 1}}}, r"toy\.yaml, 1/A/low: .*'lrr'.*'lr'"),
-        ({"rankd": True}, r"'rankd'.*toy\.yaml.*'ranked'"),
+        ({"rankd": True}, "'rankd'.*'ranked'"),
         (of_table(rows=[{"method": "lov"}]), r"toy\.yaml: tables\.1.*'lov'.*'low'"),
         (of_table(control="lo"), r"toy\.yaml: tables\.1.*'lo'.*'low'"),
         (of_table(rows=[{"method": "low", "M": "1"}]), r"tables\.1.*: twice: low/M=1;"),
