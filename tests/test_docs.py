@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import nbclient
-import nbformat
 import pytest
 from myst_nb.core.read import read_myst_markdown_notebook
 from myst_parser.config.main import MdParserConfig
@@ -26,48 +25,29 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 HERE = {"PYTHONPATH": str(ROOT), "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
 HERE |= {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
-
-
-def executed(
-    name: str, shorter: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> nbformat.NotebookNode:
-    """A tutorial after all of its cells have run in an empty folder; an error in a cell is raised.
-
-    Args:
-        name: of its file.
-        shorter: what stands in place of the lengths of its runs; ``make docs`` runs them at full length.
-        folder: where it runs.
-        monkeypatch: sets its environment.
-    """
-    for variable, value in HERE.items():
-        monkeypatch.setenv(variable, value)
-    text = (DOCS / "tutorials" / f"{name}.md").read_text(encoding="utf-8")
-    for length, less in shorter.items():
-        assert text.count(length) == 1, length
-        text = text.replace(length, less)
-    notebook = read_myst_markdown_notebook(text, MdParserConfig())
-    return nbclient.NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(folder)}}).execute()
-
-
-def printed(notebook: nbformat.NotebookNode) -> str:
-    outputs = [one for cell in notebook.cells if cell.cell_type == "code" for one in cell.outputs]
-    return "".join(one.get("text") or one.get("data", {}).get("text/plain", "") for one in outputs)
+ROWS = ("all labels", "fed_consist", "labels of one client")
 
 
 def test_a_first_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It shows a split, a curve, and a table in which labels are worth something."""
-    shorter = {'"rounds": 20': '"rounds": 8', '"warmup_rounds": 5': '"warmup_rounds": 3'}
-    notebook = executed("first-federation", shorter, tmp_path, monkeypatch)
-    text = printed(notebook)
-    assert re.search(r"all +1437 +120 ", text) and "partition hash" in text
-    pictures = [one for cell in notebook.cells for one in cell.get("outputs", []) if "image/png" in one.get("data", {})]
-    assert len(pictures) == 1
-    upper, semi, lower = (float(re.search(rf"^{row} +([\d.]+)", text, flags=re.M)[1]) for row in ROWS)
+    """The tutorial's cells run in an empty folder: a split, a curve, and a table in which labels are worth something.
+
+    Its runs are shorter; ``make docs`` runs them at full length.
+    """
+    for variable, value in HERE.items():
+        monkeypatch.setenv(variable, value)
+    text = (DOCS / "tutorials/first-federation.md").read_text(encoding="utf-8")
+    for length, less in (('"rounds": 20', '"rounds": 8'), ('"warmup_rounds": 5', '"warmup_rounds": 3')):
+        assert text.count(length) == 1, length
+        text = text.replace(length, less)
+    notebook = read_myst_markdown_notebook(text, MdParserConfig())
+    nbclient.NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [one for cell in notebook.cells for one in cell.get("outputs", [])]
+    told = "".join(one.get("text") or one.get("data", {}).get("text/plain", "") for one in outputs)
+    assert re.search(r"all +1437 +120 ", told) and "partition hash" in told
+    assert sum("image/png" in one.get("data", {}) for one in outputs) == 1
+    upper, semi, lower = (float(re.search(rf"^{row} +([\d.]+)", told, flags=re.M)[1]) for row in ROWS)
     assert upper > lower + 10 and semi > 10  # points
     assert not list(tmp_path.iterdir())
-
-
-ROWS = ("all labels", "fed_consist", "labels of one client")
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +59,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     extensions = [name for name in runpy.run_path(str(DOCS / "conf.py"))["extensions"] if not name.endswith("viewcode")]
     command = [sys.executable, "-m", "sphinx", "-c", str(DOCS), "--fail-on-warning", "--keep-going", "-q"]
     command += ["-D", "nb_execution_mode=off", "-D", "toc_object_entries=0", "-D", f"extensions={','.join(extensions)}"]
-    command += ["-d", str(out / "doctrees")]
-    command += [str(ROOT), str(out / "html")]
+    command += ["-d", str(out / "doctrees"), str(ROOT), str(out / "html")]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **HERE}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return out / "html"
@@ -120,11 +99,8 @@ def test_tables_of_your_own_are_no_pages() -> None:
 def test_pages_link_to_one_another_and_to_nothing_that_is_missing(site: Path) -> None:
     """Every page in Markdown is there, each link and anchor leads somewhere, and nothing is loaded from a network."""
     pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
-    sources = [
-        *DOCS.glob("**/*.md"),
-        *ROOT.glob("results/archive/*.md"),
-        *filter(is_page, ROOT.glob("results/tables/*.md")),
-    ]
+    sources = [*DOCS.glob("**/*.md"), *ROOT.glob("results/archive/*.md")]
+    sources += filter(is_page, ROOT.glob("results/tables/*.md"))
     sources += [ROOT / f"{name}.md" for name in ("README", "RULES", "CHANGELOG", "CONTRIBUTING", "SECURITY")]
     assert [one for one in sources if site / one.relative_to(ROOT).with_suffix(".html") not in pages] == []
     names = {page: set(re.findall(r'\b(?:id|name)="([^"]+)"', text)) for page, text in pages.items()}

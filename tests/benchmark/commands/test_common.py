@@ -9,9 +9,7 @@ FEDAVG = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "2", "--s
 TABLE = ["table", "--paper", "toy.yaml", "--jobs", "1", "--data-dir", "d", "--seeds", "1"]
 
 
-@pytest.fixture(autouse=True)
-def idle(machine):
-    """Other programs may use the real one while tests run."""
+pytestmark = pytest.mark.usefixtures("machine")  # other programs may use the real one while tests run
 
 
 def test_a_dry_run_says_what_a_table_takes_and_runs_nothing(here, fitted, capsys):

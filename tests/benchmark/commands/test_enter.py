@@ -28,6 +28,11 @@ class Mine(FedAvg):
 ENTER = ["enter", "--paper", "board.yaml", "--method", "mine_of_a_stranger.Mine", "--jobs", "1", "--wandb", "off"]
 
 
+def times(board, runs="**"):
+    """When the records of these runs were written."""
+    return {path: path.stat().st_mtime_ns for path in (board / "results").glob(f"{runs}/record.json")}
+
+
 @pytest.fixture
 def board(tmp_path, monkeypatch):
     """A working folder with the board and the method, both new."""
@@ -69,9 +74,9 @@ def test_a_method_gets_its_row(entered, capsys):
     (chosen,) = suite.tuned.own("quick").values()
     assert len(chosen["tried"]) == len(chosen["trials"]) >= 3
     assert len(list((board / "results" / "runs").iterdir())) == 9
-    before = {path: path.stat().st_mtime_ns for path in (board / "results").rglob("record.json")}
+    before = times(board)
     assert main([*ENTER, "--table", "one"]) == 0  # nothing is run twice
-    assert {path: path.stat().st_mtime_ns for path in (board / "results").rglob("record.json")} == before
+    assert times(board) == before
 
 
 def test_a_method_that_was_edited_does_not_keep_its_row(entered, capsys, monkeypatch):
@@ -90,30 +95,27 @@ def test_a_method_that_was_edited_does_not_keep_its_row(entered, capsys, monkeyp
 
 def test_overwrite_tunes_and_runs_the_row_again(entered, monkeypatch):
     """All trials and seeds of the method are made by its code of today; other rows keep theirs."""
-
-    def made(pattern):
-        return {path: path.stat().st_mtime_ns for path in (board / "results").glob(f"{pattern}/record.json")}
-
     board = entered
     trials, seeds, others = "tuning/runs/mine_of*", "runs/mine_of*", "runs/fed*"
-    before = {pattern: made(pattern) for pattern in (trials, seeds, others)}
+    before = {pattern: times(board, pattern) for pattern in (trials, seeds, others)}
     (board / "mine_of_a_stranger.py").write_text(f"{MINE}    more = 0.5\n")
     monkeypatch.delitem(sys.modules, "mine_of_a_stranger", raising=False)
     assert main([*ENTER, "--table", "one", "--overwrite"]) == 0
     for pattern in (trials, seeds):
-        assert len(made(pattern)) == len(before[pattern]) and not {*made(pattern).items()} & {*before[pattern].items()}
-    assert made(others) == before[others]
+        after = times(board, pattern)
+        assert len(after) == len(before[pattern]) and not {*after.items()} & {*before[pattern].items()}
+    assert times(board, others) == before[others]
 
 
 def test_overwrite_deletes_nothing_while_somebody_works_on_a_seed(entered, capsys):
     """Seeds are looked at before anything is tuned again."""
     board = entered
     seeds = sorted((board / "results/runs").glob("mine_of*"))
-    before = {path: path.stat().st_mtime_ns for path in (board / "results").rglob("record.json")}
+    before = times(board)
     with run_lock(seeds[-1]):
         assert main([*ENTER, "--table", "one", "--overwrite"]) == 2
     assert f"{seeds[-1].name}: process" in capsys.readouterr().err
-    assert {path: path.stat().st_mtime_ns for path in (board / "results").rglob("record.json")} == before
+    assert times(board) == before
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,14 @@ from benchmark.cli import main
 from benchmark.config import from_yaml
 from benchmark.launch import run
 from benchmark.suites import suite
-from papers import load
+
+FIT = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4"]
 
 
 def test_fit_hands_over_a_resolved_configuration(here, fitted, capsys):
-    code = main(
-        ["fit", "--method", "rscfed", "--method.lambda_u", "1", "--data", "digits", "--data.beta", "0.3",
-         "--model", "small_cnn", "--rounds", "10", "--seed", "1", "--devices", "2", "--precision", "bf16-mixed",
-         "--roster.participants", "4", "--results-dir", "out"]
-    )  # fmt: skip
-    assert code == 0
+    options = "--method rscfed --method.lambda_u 1 --data digits --data.beta 0.3 --model small_cnn --rounds 10 --seed 1"
+    more = "--devices 2 --precision bf16-mixed --roster.participants 4 --results-dir out"
+    assert main(["fit", *options.split(), *more.split()]) == 0
     (run,) = fitted
     done = run.config
     assert done.method.class_path == "methods.rscfed.RSCFed" and done.method.init_args["lambda_u"] == 1.0
@@ -32,11 +30,10 @@ def test_fit_hands_over_a_resolved_configuration(here, fitted, capsys):
 
 def test_fit_runs_several_seeds_one_after_the_other(here, fitted, capsys):
     """A seed that fails does not keep the others from being run, and the command does not end well."""
-    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--seed"]
-    assert main([*fit, "3,1,3"]) == 0
+    assert main([*FIT, "--seed", "3,1,3"]) == 0
     assert [one.config.seed for one in fitted] == [3, 1]
     assert capsys.readouterr().out.count("best (round 2): acc 5") == 2
-    assert main([*fit, "666,1"]) == 1
+    assert main([*FIT, "--seed", "666,1"]) == 1
     assert [one.config.seed for one in fitted[2:]] == [666, 1]
     assert "seed 666" in capsys.readouterr().err
 
@@ -68,27 +65,14 @@ def test_fit_starts_from_a_row_of_a_suite(here, fitted):
     assert other.method.init_args["warmup_rounds"] == 1
 
 
-@pytest.mark.parametrize("paper", suite.available())
-def test_every_row_of_a_suite_has_a_name_to_start_from(paper):
-    """The full name leads to the row's own run, at the full scale."""
-    loaded = load(paper)
-    full = next(iter(loaded.spec.scales))
-    plan = loaded.plan(full, seeds=[1])
-    for row in loaded.rows:
-        if row.full_name in plan.of_row:
-            assert plan.of_row[loaded.row(row.full_name, full).full_name] == plan.of_row[row.full_name], row.full_name
-
-
 def test_an_interrupt_says_how_to_go_on(here, monkeypatch, capsys):
     def interrupted(run):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "fit", interrupted)
-    assert main(["fit", "--method", "fedavg", "--data", "digits"]) == 130
+    assert main(FIT) == 130
     said = capsys.readouterr().err
     assert "starts from its first round" in said and "interrupted; the same command resumes" in said
-    assert main(["fit", "--method", "fedavg", "--data", "digits", "--overwrite"]) == 130
-    assert "interrupted; the same command without --overwrite resumes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("refused", [["--accelerator", "abacus"], ["--devices", "999"], ["--logger", "nobody"], []])
@@ -109,23 +93,21 @@ def test_overwrite_deletes_nothing_for_a_run_that_could_not_start(here, fitted, 
 
 
 def test_one_of_several_processes_deletes_nothing(here, fitted, monkeypatch, capsys):
-    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--seed", "1"]
-    assert main(fit) == 0
+    assert main([*FIT, "--seed", "1"]) == 0
     for name in ("TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
         monkeypatch.setenv(name, "2")
     for name in ("RANK", "LOCAL_RANK", "GROUP_RANK"):
         monkeypatch.setenv(name, "0")
-    assert main([*fit, "--overwrite"]) == 2
+    assert main([*FIT, "--seed", "1", "--overwrite"]) == 2
     assert "delete the run's folder" in capsys.readouterr().err and (fitted[0].folder / "record.json").exists()
 
 
 def test_several_values_make_a_grid(here, fitted, capsys):
     """A run per point and seed, and a table at the end; the made-up accuracies of seeds 1 and 2 are 50 and 51."""
-    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--report", "last", "--seed", "1,2"]
-    assert main([*fit, "--method.lr", "0.01,0.03", "--data.beta", "1,2,1"]) == 0
-    seen = [
-        (one.method.init_args["lr"], one.data.init_args["beta"], one.seed) for one in (run.config for run in fitted)
-    ]
+    grid = "--report last --seed 1,2 --method.lr 0.01,0.03 --data.beta 1,2,1"
+    assert main([*FIT, *grid.split()]) == 0
+    configs = [run.config for run in fitted]
+    seen = [(one.method.init_args["lr"], one.data.init_args["beta"], one.seed) for one in configs]
     assert seen == [(lr, beta, seed) for lr in (0.01, 0.03) for beta in (1.0, 2.0) for seed in (1, 2)]
     out = capsys.readouterr().out
     assert "method.lr 0.03, data.beta 2 seed 1" in out
@@ -149,6 +131,5 @@ def test_several_values_make_a_grid(here, fitted, capsys):
 )
 def test_a_list_with_a_wrong_value_runs_nothing_and_names_it(here, fitted, capsys, options, message):
     """Which values an option takes follows from its own type, whatever is wrong with others."""
-    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4"]
-    assert main([*fit, *options.split()]) == 2
+    assert main([*FIT, *options.split()]) == 2
     assert message in capsys.readouterr().err and not fitted

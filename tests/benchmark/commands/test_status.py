@@ -7,8 +7,7 @@ from toy_suite import table
 
 def test_status(here, fitted, capsys):
     table("--seeds", "666,1")
-    path = next(here.glob("results/runs/fedavg-*"))
-    record = read_record(path)
+    record = read_record(next(here.glob("results/runs/fedavg-*")))
     capsys.readouterr()
     assert main(["status", "--paper", "toy.yaml", "--seeds", "666,1,5"]) == 0
     rows = capsys.readouterr().out

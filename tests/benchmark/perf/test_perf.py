@@ -71,8 +71,7 @@ def test_growth_counts_what_clients_keep_and_what_is_saved():
 def test_the_plan_for_a_gpu_runs_on_the_cpu(tmp_path, monkeypatch, capsys):
     """All its parts; what fails is a line with the reason; all of it is in the file."""
     monkeypatch.setattr(gpu, "known_names", lambda kind: ["fedavg", "fixmatch", "nobody"])
-    words = "gpu:fedavg --trial"
-    assert command.main([*words.split(), "--write", str(tmp_path / "page.md")]) == 0
+    assert command.main(["gpu:fedavg", "--trial", "--write", str(tmp_path / "page.md")]) == 0
     text = (tmp_path / "page.md").read_text()
     assert "| fedavg | equal | equal |" in text and "| fixmatch | equal | equal |" in text
     assert "| nobody | failed: ConfigError: unknown method" in text and "Engines, visits of `fedavg`" in text

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from math import nan
 
 import pandas as pd
 import pytest
@@ -11,50 +12,48 @@ from benchmark.config import Runtime
 from benchmark.report import leaderboard
 from benchmark.runs.states import RunState
 from benchmark.suites.suite import Suite, load
-from datamodules.common.yaml import dump_yaml
+from datamodules.common.yaml import dump_yaml, load_yaml
 
-SPEC = {
-    "paper": "toy",
-    "title": "A toy",
-    "published": None,
-    "report": "last",
-    "ranked": True,
-    "base": {"set": {"data": "digits"}},
-    "datasets": {"A": {"set": {"data.flip": 0.0}}, "B": {"set": {"data.flip": 0.25}}},
-    "labels": {
-        "bound": {"method": "fedavg", "rounds": 3},
-        "base": {"method": "fedavg"},
-        "good": {"method": "fed_consist"},
-        "bad": {"method": "rscfed"},
-    },
-    "tables": {
-        "clients": {
-            "title": "Labels at some clients",
-            "datasets": ["A", "B"],
-            "metrics": ["acc"],
-            "reference": "base",
-            "bounds": ["bound"],
-            "rows": [{"method": "bound"}, {"method": "base"}, {"method": "good"}, {"method": "bad"}],
-        }
-    },
-    "scales": {"quick": {"seeds": [0, 1, 2, 3], "note": "for the test"}},
-}
+SPEC = load_yaml(
+    """
+paper: toy
+title: A toy
+published: null
+report: last
+ranked: true
+base: {set: {data: digits}}
+datasets: {A: {set: {data.flip: 0.0}}, B: {set: {data.flip: 0.25}}}
+labels:
+  {bound: {method: fedavg, rounds: 3}, base: {method: fedavg}, good: {method: fed_consist}, bad: {method: rscfed}}
+tables:
+  clients:
+    {title: Labels at some clients, datasets: [A, B], metrics: [acc], reference: base, bounds: [bound],
+     rows: [{method: bound}, {method: base}, {method: good}, {method: bad}]}
+scales: {quick: {seeds: [0, 1, 2, 3], note: for the test}}
+""",
+    "toy",
+)
 ACCURACY = {"bound": 90.0, "base": 60.0, "good": 65.0, "bad": 59.0}
 ROUGH = (0.0, 4.0, -4.0, 8.0)  # of a seed, whatever the method
 OWN = {"base": (0, 0, 0, 0), "good": (0.1, -0.1, 0.2, 0), "bad": (3, -3, 3, -3), "bound": (0, 0.1, -0.1, 0)}
 
 
+MISSING, FAILED = RunState("missing", None), RunState("failed", None)
+
+
 def record(accuracy):
-    environment = {"cpu": "Some CPU", "cores": 2, "threads": 1, "gpu": None, "devices": 1, "accelerator": "cpu"}
     return {
         "final": {"acc": accuracy},
         "last_k_mean": {"acc": accuracy - 0.5, "rounds": 10},
         "timing": {"seconds": 100.0},
-        "rounds": {"total": 10},
-        "environment": environment,
+        "environment": {"cpu": "Some CPU", "cores": 2, "threads": 1},
         "code_version": "abc",
         "client_state_bytes": 2_000_000,
     }
+
+
+def complete(accuracy):
+    return RunState("complete", record(accuracy))
 
 
 def write_rows(plan, key, rows):
@@ -64,10 +63,9 @@ def write_rows(plan, key, rows):
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
-def lose(plan, row, *seeds):
-    """Take the runs of these seeds away."""
-    for seed in seeds:
-        plan.found[plan.of_row[row][seed]] = RunState("missing", None)
+def put(plan, row, found):
+    """Replace what was found of a row's runs, by seed."""
+    plan.found |= {plan.of_row[f"clients/{row}"][seed]: state for seed, state in found.items()}
 
 
 @pytest.fixture
@@ -77,15 +75,14 @@ def made(tmp_path):
     suite.admitted.path("quick").parent.mkdir()
     suite.admitted.path("quick").write_text("clients/A: {admitted: true}\nclients/B: {admitted: true}\n")
     plan = suite.plan("quick", runtime=Runtime(results_dir=str(tmp_path / "results")))
-    runs = {}
+    plan.found = {}
+    spent = {"bytes_up": 10_000_000, "bytes_down": 20_000_000, "steps": 50, "timing": {"seconds": 2.0}}
     for row in suite.rows:
         for seed, key in plan.of_row[row.full_name].items():
             acc = ACCURACY[row.method] + ROUGH[seed] + OWN[row.method][seed]
-            missing = (row.dataset, row.method, seed) == ("B", "bad", 3)
-            runs[key] = RunState("missing", None) if missing else RunState("complete", record(acc))
-            spent = {"bytes_up": 10_000_000, "bytes_down": 20_000_000, "steps": 50, "timing": {"seconds": 2.0}}
+            plan.found[key] = complete(acc)
             write_rows(plan, key, [{"round": 1, "acc": acc - 20} | spent, {"round": 4, "acc": acc} | spent])
-    plan.found = runs
+    put(plan, "B/bad", {3: MISSING})
     return suite, plan, leaderboard.settings(suite, plan)
 
 
@@ -99,7 +96,9 @@ def test_lines_of_a_setting(made):
     assert (good["rank"], good["above"]) == (1.0, 1.0)
     assert first.lines.loc["bound", "bound"] and not good["bound"]
     assert not leaderboard.told_apart(first, "bound") and pd.isna(first.lines.loc["bound", "p"])
-    assert second.lines.loc["bad", "n"] == 3
+    assert second.lines.loc["bad", "n"] == 3 and second.lines.loc["good", "rank"] == 1.0
+    assert second.lines["rank"].drop(index="bound").sum() == 1 + 2 + 3  # over the three seeds that all have
+    assert first.lines["rise"].isna().all() and first.lines["converged"].all()  # no evaluation in the last quarter
     assert first.scores["bound"].mean() == pytest.approx(92.0)
     assert good["last_k_mean"] == pytest.approx(good["mean"] - 0.5)
     assert good["last_k_ci95"] == pytest.approx(good["ci95"])
@@ -111,13 +110,6 @@ def test_costs_are_those_of_reaching_the_references_accuracy(made):
     good = first.lines.loc["good"]  # 65.1, 68.9, 61.2 and 73.0: three of them get there
     assert (good["reached"], good["rounds"], good["steps"]) == (3, 5, 50)
     assert (good["bytes_up"], good["seconds"], good["client_state_bytes"]) == (10_000_000, 100.0, 2_000_000)
-
-
-def test_ranks_are_of_one_data_set_and_leave_bounds_and_broken_seeds_out(made):
-    """On B, three seeds have all methods; ``good`` is the best of the three that are no bounds."""
-    *_, (_, second) = made
-    assert second.lines.loc["good", "rank"] == 1.0
-    assert second.lines["rank"].drop(index="bound").sum() == 1 + 2 + 3
 
 
 def test_a_setting_that_is_not_admitted_is_shown_and_not_ranked(made):
@@ -139,7 +131,6 @@ def test_a_setting_that_is_not_admitted_is_shown_and_not_ranked(made):
 @pytest.mark.parametrize(
     ("changed", "ranked"),
     [
-        ({"labels": {"mine": {"method": "fixmatch"}}}, [True, True]),
         ({"scales": {"quick": {"seeds": [5, 6, 7]}}}, [True, True]),
         ({"labels": {"good": {"method.lr": 0.5}}}, [True, True]),
         ({"datasets": {"A": {"set": {"data.flip": 0.5}}}}, [False, True]),
@@ -156,70 +147,52 @@ def test_the_verdict_on_a_setting_does_not_hold_for_one_that_a_suite_has_changed
     (tmp_path / "admitted" / "toy-quick.yaml").write_text("clients/A: {admitted: true}\nclients/B: {admitted: true}\n")
     suite = load(str(tmp_path / "mine.yaml"))
     plan = suite.plan("quick", runtime=Runtime(results_dir=str(tmp_path / "results")))
-    plan.found = {key: RunState("complete", {**record(50.0), "best": {"acc": 50.0}}) for key in plan.runs}
+    plan.found = dict.fromkeys(plan.runs, RunState("complete", {**record(50.0), "best": {"acc": 50.0}}))
     assert [one.ranked for one in leaderboard.settings(suite, plan)] == ranked
     suite.admitted.add("quick", {"clients/A": {"admitted": True}})
     assert leaderboard.settings(suite, plan)[0].ranked
 
 
-def test_a_board_says_which_seeds_were_added_to_those_that_were_fixed(made):
-    suite, plan, (first, _) = made
-    more = replace(first, scores=pd.concat([first.scores, first.scores.loc[[0]].rename({0: 8})]))
-    assert leaderboard.interim(suite, plan, [more]) == [
+def test_a_board_without_the_seeds_that_were_fixed_is_interim_and_others_are_named(made):
+    """Seed 3 of ``bad`` on B is missing; on A nothing is, and a seed without any score adds none."""
+    suite, plan, (first, second) = made
+
+    def with_seed(seed, factor):
+        more = first.scores.loc[[0]].rename({0: seed}) * factor
+        return replace(first, scores=pd.concat([first.scores, more]))
+
+    assert leaderboard.interim(suite, plan, [first]) == leaderboard.interim(suite, plan, [with_seed(9, nan)]) == []
+    assert leaderboard.interim(suite, plan, [with_seed(8, 1)]) == [
         "**Seeds added**: 8, beside the 4 that were fixed beforehand. Nothing that is bold here is the board's."
     ]
-    none = first.scores.loc[[0]].rename({0: 9}) * float("nan")
-    assert leaderboard.interim(suite, plan, [replace(first, scores=pd.concat([first.scores, none]))]) == []
-
-
-def test_a_board_without_all_of_its_seeds_is_interim(made):
-    """Seed 3 of ``bad`` on B is missing; on A nothing is."""
-    suite, plan, (first, second) = made
-    assert leaderboard.interim(suite, plan, [first]) == []
     (told,) = leaderboard.interim(suite, plan, [first, second])
     assert "3 to 4 of the 4 seeds" in told and told in leaderboard.page(suite, plan, [first, second])
 
 
-@pytest.fixture
-def rising(made):
-    """As ``made``, but ``bad`` is clearly below and the runs of some methods rise over their last quarter."""
+def test_a_row_that_still_rises_is_not_called_worse(made):
+    """Nor is the reference; but a row that rises may be called better. Here ``bad`` is clearly below."""
     suite, plan, _ = made
-    methods = {key: row.method for row in suite.rows for key in plan.of_row[row.full_name].values()}
-    for row in suite.rows:
-        if row.method == "bad":
-            for seed, key in plan.of_row[row.full_name].items():
-                plan.found[key] = RunState("complete", record(50.0 + ROUGH[seed] + 0.1 * seed))
+    for name in "AB":
+        put(plan, f"{name}/bad", {seed: complete(50.0 + ROUGH[seed] + 0.1 * seed) for seed in range(4)})
 
-    def rise(**gains):
-        """Points that the runs of these methods gain over their last quarter."""
-        for key, method in methods.items():
-            gain = gains.get(method, 0.0)
-            write_rows(plan, key, [{"round": number, "acc": 40 + gain * number / 25} for number in range(4, 100, 5)])
+    def settings(**gains):
+        """After the runs of these methods have gained so many points over their last quarter."""
+        for row in suite.rows:
+            gain = gains.get(row.method, 0.0)
+            rows = [{"round": number, "acc": 40 + gain * number / 25} for number in range(4, 100, 5)]
+            for key in plan.of_row[row.full_name].values():
+                write_rows(plan, key, rows)
+        return leaderboard.settings(suite, plan)
 
-    rise()
-    return suite, plan, rise
-
-
-def test_a_row_that_still_rises_is_not_called_worse(rising):
-    """Nor is the reference; but a row that rises may be called better."""
-    suite, plan, rise = rising
-    rise(good=1.5, bad=0.9)
-    first, _ = found = leaderboard.settings(suite, plan)
+    first, _ = found = settings(good=1.5, bad=0.9)
     assert first.lines.loc[["good", "bad", "base"], "rise"].to_list() == pytest.approx([1.5, 0.9, 0.0])
     assert leaderboard.told_apart(first, "good") and leaderboard.told_apart(first, "bad")
     page = leaderboard.page(suite, plan, found)
     assert [row.split("|")[1].strip() for row in page.splitlines() if ", not converged |" in row] == ["good", "good"]
-    rise(good=1.5, bad=1.1)
-    first, _ = leaderboard.settings(suite, plan)
+    first, _ = settings(good=1.5, bad=1.1)
     assert leaderboard.told_apart(first, "good") and not leaderboard.told_apart(first, "bad")
-    rise(good=1.5, base=1.1)
-    first, _ = leaderboard.settings(suite, plan)
+    first, _ = settings(good=1.5, base=1.1)
     assert not leaderboard.told_apart(first, "good") and leaderboard.told_apart(first, "bad")
-
-
-def test_without_evaluations_in_the_last_quarter_nothing_is_said_of_it(made):
-    *_, (first, _) = made
-    assert first.lines["rise"].isna().all() and first.lines["converged"].all()
 
 
 def test_the_page_makes_nothing_bold_that_noise_explains(made):
@@ -238,11 +211,8 @@ def test_the_page_makes_nothing_bold_that_noise_explains(made):
 def test_what_the_other_rows_take_back_is_not_bold(made):
     """Alone the difference would be clear: its own interval leaves out zero, and p is 0.04."""
     suite, plan, _ = made
-    above = {"bad": (3, 3, 1, 1), "good": (3, -3, 3, -3)}
-    for row in suite.rows:
-        if row.dataset == "A" and row.method in above:
-            for seed, key in plan.of_row[row.full_name].items():
-                plan.found[key] = RunState("complete", record(ACCURACY["base"] + ROUGH[seed] + above[row.method][seed]))
+    for method, above in (("bad", (3, 3, 1, 1)), ("good", (3, -3, 3, -3))):
+        put(plan, f"A/{method}", {seed: complete(ACCURACY["base"] + ROUGH[seed] + above[seed]) for seed in range(4)})
     found = leaderboard.settings(suite, plan)
     line = found[0].lines.loc["bad"]
     assert line["difference_ci95"] < line["difference"] < line["simultaneous_ci95"]
@@ -257,8 +227,7 @@ def test_what_the_other_rows_take_back_is_not_bold(made):
 def test_a_row_with_a_failed_run_stands_behind_all_without_one(made):
     """``good`` has failed in seed 0 on A. The mean of its other seeds is the best, and does not place it."""
     suite, plan, _ = made
-    (row,) = [row for row in suite.rows if (row.dataset, row.method) == ("A", "good")]
-    plan.found[plan.of_row[row.full_name][0]] = RunState("failed", None)
+    put(plan, "A/good", {0: FAILED})
     one, _ = found = leaderboard.settings(suite, plan)
     assert one.lines.loc["good", "mean"] > one.lines.loc["base", "mean"] > one.lines.loc["bad", "mean"]
     assert one.order == ("bound", "base", "bad", "good")
@@ -276,10 +245,7 @@ def test_a_row_with_a_failed_run_stands_behind_all_without_one(made):
 def test_a_difference_needs_pairs(made):
     """Many seeds of a row say nothing where the reference has two."""
     suite, plan, _ = made
-    for row in suite.rows:
-        for seed, key in plan.of_row[row.full_name].items():
-            if row.method == "base" and seed > 1:
-                plan.found[key] = RunState("missing", None)
+    put(plan, "A/base", {2: MISSING, 3: MISSING})
     found = leaderboard.settings(suite, plan)[0]
     found.lines.loc["good", "simultaneous_ci95"] = 1.0
     line = found.lines.loc["good"]
@@ -290,8 +256,7 @@ def test_a_difference_needs_pairs(made):
 def test_nothing_is_bold_where_a_run_of_the_reference_has_failed(made):
     suite, plan, found = made
     assert leaderboard.told_apart(found[0], "good")
-    row = next(row for row in suite.rows if (row.dataset, row.method) == ("A", "base"))
-    plan.found[plan.of_row[row.full_name][0]] = RunState("failed", None)
+    put(plan, "A/base", {0: FAILED})
     first, second = leaderboard.settings(suite, plan)
     line = first.lines.loc["good"]
     assert line["pairs"] == 3 and line["difference"] > line["simultaneous_ci95"]
@@ -300,23 +265,23 @@ def test_nothing_is_bold_where_a_run_of_the_reference_has_failed(made):
 
 def test_without_the_reference_there_is_nothing_to_reach(made):
     suite, plan, _ = made
-    for row in suite.rows:
-        for key in plan.of_row[row.full_name].values():
-            if row.method == "base":
-                plan.found[key] = RunState("missing", None)
-    page = leaderboard.page(suite, plan, leaderboard.settings(suite, plan))
+    for name in "AB":
+        put(plan, f"{name}/base", dict.fromkeys(range(4), MISSING))
+    found = leaderboard.settings(suite, plan)
+    page = leaderboard.page(suite, plan, found)
     assert "| A, no run of base " in page and "nan" not in page
-    told = leaderboard.standing(leaderboard.settings(suite, plan)[0], "good")
+    told = leaderboard.standing(found[0], "good")
     assert "1 of 3 by the mean. No seed of it has a result of base. Too few runs" in told
 
 
 def test_settings_with_too_few_seeds_are_in_no_picture(made, tmp_path):
-    *run, _ = made
-    (picture,) = [path for path in leaderboard.write(*run, tmp_path, "toy-quick") if path.suffix == ".svg"]
-    assert picture == tmp_path / "tables" / "toy-quick-leaderboard.svg"
-    for row in ("clients/A/good", "clients/B/good"):
-        lose(run[1], row, 2, 3)
-    assert picture.name not in [path.name for path in leaderboard.write(*run, tmp_path / "again", "toy-quick")]
+    suite, plan, _ = made
+    picture = tmp_path / "tables" / "toy-quick-leaderboard.svg"
+    assert picture in leaderboard.write(suite, plan, tmp_path, "toy-quick")
+    for name in "AB":
+        put(plan, f"{name}/good", {2: MISSING, 3: MISSING})
+    written = leaderboard.write(suite, plan, tmp_path / "again", "toy-quick")
+    assert written and picture.name not in [path.name for path in written]
 
 
 def test_a_row_stands_beside_the_best_other_one(made):
@@ -325,8 +290,8 @@ def test_a_row_stands_beside_the_best_other_one(made):
     told = leaderboard.standing(first, "bad")
     assert "To good, the best other row: -6.05" in told and "| good" in told
     assert "the best other row" not in leaderboard.standing(first, "good")  # that is the reference
-    lose(plan, "clients/A/bad", 0, 1)
-    lose(plan, "clients/A/good", 2, 3)
+    put(plan, "A/bad", {0: MISSING, 1: MISSING})
+    put(plan, "A/good", {2: MISSING, 3: MISSING})
     assert "the best other row" not in leaderboard.standing(leaderboard.settings(suite, plan)[0], "bad")
 
 
@@ -350,10 +315,8 @@ def test_the_averaged_model_is_compared_and_costs_are_counted_to_what_rounds_rea
     """Its accuracy is above that of every round, so that no round would reach the reference's."""
     suite, plan, _ = made
     suite.report = "averaged"
-    for key, one in plan.found.items():
-        if one.record is not None:
-            higher = {**one.record, "averaged": {"acc": one.record["final"]["acc"] + 5.0, "rounds": 20}}
-            plan.found[key] = RunState("complete", higher)
+    for record in (one.record for one in plan.found.values() if one.record):
+        record["averaged"] = {"acc": record["final"]["acc"] + 5.0, "rounds": 20}
     first, *_ = leaderboard.settings(suite, plan)
     assert first.lines.loc["base", "mean"] == pytest.approx(ACCURACY["base"] + sum(ROUGH) / 4 + 5.0)
     assert first.lines.loc["base", "goal"] == pytest.approx(ACCURACY["base"] + sum(ROUGH) / 4 - 0.5)
@@ -365,12 +328,8 @@ def test_latex_is_bold_where_the_page_is(made):
     text, page = leaderboard.latex(suite, plan, found), leaderboard.page(suite, plan, found)
     bold = re.findall(r"\\textbf{(.*?) \$\\pm\$", text)
     assert bold == re.findall(r"\| \*\*(\S+) ±", page) and bold
-    assert [line.split("&")[0].strip() for line in text.splitlines() if " & " in line][1:5] == [
-        "bound",
-        "good",
-        "base",
-        "bad",
-    ]
+    rows = [line.split("&")[0].strip() for line in text.splitlines() if " & " in line]
+    assert rows[1:5] == ["bound", "good", "base", "bad"]
     assert text.count(r"\begin{tabular}") == len(found)
 
 
@@ -378,8 +337,7 @@ def test_a_control_is_shown_beside_its_row_and_not_ranked(made):
     """It is in no family of tests; the row's difference to it, the paper's rates and the power stand on the page."""
     suite, plan, _ = made
     before = leaderboard.settings(suite, plan)[0]
-    table = replace(suite.tables[0], controls={"good": "bad"})
-    suite.tables = (table,)
+    suite.tables = (replace(suite.tables[0], controls={"good": "bad"}),)
     one = leaderboard.settings(suite, plan)[0]
     line = one.lines.loc["good"]
     assert line["over_control"] == pytest.approx((one.scores["good"] - one.scores["bad"]).mean())

@@ -32,18 +32,16 @@ def suite(tmp_path, monkeypatch):
 
 def test_a_line_for_each_reading_and_row(suite, tmp_path):
     runtime = Runtime(results_dir=str(tmp_path))
-    low, mid = [next(row for row in suite.rows if row.method == name) for name in ("low", "mid")]
-    for row, last in ((low, 60.0), (mid, 70.0)):
-        completed(suite.runs(row, "quick", runtime=runtime)[1], 50.0, last)
-    low_round = suite.runs(suite.rows[0], "quick")[1].config.rounds - 2
+    for name, last in (("1/A/low", 60.0), ("1/A/mid", 70.0)):
+        completed(suite.runs(suite.row(name, "quick"), "quick", runtime=runtime)[1], 50.0, last)
     other = Run.of(RunConfig(ClassSpec("fedavg"), ClassSpec("digits"), rounds=2, runtime=runtime))
     completed(other, 10.0, 20.0)
     failed = other.replace(seed=7)
     folder = RunFolder(failed.folder)
     folder.open(failed, FACTS)
     folder.fail(RunError("the loss is not finite"))
-    going = RunFolder(other.replace(seed=8).folder)
-    going.open(other.replace(seed=8), FACTS)
+    going = other.replace(seed=8)
+    RunFolder(going.folder).open(going, FACTS)
 
     file = tmp_path / "out" / "all.parquet"
     assert export(tmp_path, file, [suite]) == 4
@@ -53,7 +51,7 @@ def test_a_line_for_each_reading_and_row(suite, tmp_path):
     assert frame["reading"].value_counts().to_dict() == {"best": 4, "last": 4, "last_k_mean": 4, "round": 8}
     rounds = frame[frame["reading"] == "round"].sort_values(["acc", "round"])
     assert rounds["acc"].tolist() == [10.0, 20.0, 50.0, 50.0, 50.0, 60.0, 60.0, 70.0]
-    assert rounds["round"].tolist() == [0, 1, *[low_round] * 3, *[low_round + 1] * 3]
+    assert rounds["round"].tolist() == [0, 1, 0, 0, 0, 1, 1, 1]
     assert set(frame.loc[frame["suite"].isna(), "seed"]) == {other.config.seed, 7}
     (lost,) = frame[frame["status"] == "failed"].to_dict("records")
     assert lost["seed"] == 7 and pd.isna(lost["acc"]) and pd.isna(lost["reading"])

@@ -161,30 +161,19 @@ def test_differences_that_are_all_equal_have_no_test():
 
 
 def test_superiority_and_ties():
+    """A tie is one though the last digit differs: a mean of rounds may end in rounding noise."""
     assert above(pd.Series([1.0, -1.0, 0.0, 0.0])) == 0.5
     found = superiority(SCORES)
     assert found.loc["better", "base"] == 1.0
     assert found.loc["mixed", "base"] == found.loc["base", "mixed"] == 0.5
-
-
-def test_a_tie_is_one_though_the_last_digit_differs():
-    """As in ``compare``: a mean of rounds may end in rounding noise."""
-    scores = pd.DataFrame({"a": [0.1 + 0.2, 1.0], "b": [0.3, 1.0]})
-    assert superiority(scores).loc["a", "b"] == compare(scores, "b").loc["a", "above"] == 0.5
+    rough = pd.DataFrame({"a": [0.1 + 0.2, 1.0], "b": [0.3, 1.0]})
+    assert superiority(rough).loc["a", "b"] == compare(rough, "b").loc["a", "above"] == 0.5
 
 
 def test_the_cost_of_an_accuracy():
     record = {"timing": {"seconds": 100.0}}
-    rows = pd.DataFrame(
-        {
-            "round": [1, 3, 9],
-            "acc": [40.0, 61.0, 55.0],
-            "bytes_up": [1, 3, 5],
-            "bytes_down": [2, 4, 6],
-            "steps": [5, 10, 15],
-            "seconds": [4.0, 10.0, 40.0],  # 10 of 40 until the goal, of a run that took 100
-        }
-    )
+    rows = pd.DataFrame({"round": [1, 3, 9], "acc": [40.0, 61.0, 55.0], "bytes_up": [1, 3, 5], "bytes_down": [2, 4, 6]})
+    rows = rows.assign(steps=[5, 10, 15], seconds=[4.0, 10.0, 40.0])  # 10 of 40 until the goal, of a run that took 100
     assert cost(record, rows, 60.0) == {"rounds": 4, "bytes_up": 3, "bytes_down": 4, "steps": 10, "seconds": 25.0}
     assert {"seconds", "steps"}.isdisjoint(cost(record, rows.drop(columns=["seconds", "steps"]), 60.0))
     assert cost(record, rows, 61.5) is None
@@ -223,17 +212,14 @@ def verdict(differences, printed, runs=1):
     [
         ([2.0, 3.0, 4.0], "57.9", "holds"),  # 3 + 4.968 = 7.968
         ([2.0, 3.0, 4.0], "58.0", "smaller"),
-        ([2.0, 3.0, 4.0], "50.1", "holds"),  # larger than printed
-        ([9.0, 10.0, 11.0], "51.0", "holds"),  # by far
+        ([9.0, 10.0, 11.0], "51.0", "holds"),  # larger than printed by far
         ([1.0, 2.0, 3.0], "54.5", "not seen"),  # from -.484 to 4.484
         ([1.0, 2.0, 3.0], "54.4", "open"),
         ([-3.0, -2.0, -1.0], "50.4", "open"),  # from -4.484 to .484
         ([-3.0, -2.0, -1.0], "50.5", "not seen"),
         ([-4.0, -3.0, -2.0], "50.5", "reversed"),  # from -5.484 to -.516
-        ([-4.0, -3.0, -2.0], "45.0", "holds"),  # a printed loss
-        ([-4.0, -3.0, -2.0], "42.0", "smaller"),
+        ([-4.0, -3.0, -2.0], "42.0", "smaller"),  # a printed loss
         ([2.0, 3.0, 4.0], "45.0", "reversed"),
-        ([1.0, 2.0, 3.0], "45.0", "not seen"),
         ([2.0, 3.0, 4.0], "50.0", ""),  # nothing is claimed
         ([3.04, 3.04, 3.04], "53.0", "holds"),  # no scatter: ours is rounded as the printed lead is
         ([3.06, 3.06, 3.06], "53.2", "smaller"),

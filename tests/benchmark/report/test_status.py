@@ -6,39 +6,31 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from benchmark.config import Run, RunConfig, Runtime, identity, resolve
+from benchmark.config import Run, RunConfig, Runtime, identity
 from benchmark.registry import ClassSpec
 from benchmark.report.status import measured_here, parts, rounds_left, show, summary
 from benchmark.runs.environment import machine
 from benchmark.runs.folder import RunFolder
 from benchmark.suites.plan import Plan
-from run_folders import change
+from run_folders import FACTS, change, completed
 
-FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 ACCURACY = (10.0, 60.0, 50.0, 30.0)
 
 
-def planned(tmp_path, report="best", clients=10, seed=1, rounds=4, average_last=0):
-    config = RunConfig(
-        ClassSpec("fedavg"),
-        ClassSpec("digits", {"num_clients": clients}),
-        rounds=rounds,
-        seed=seed,
-        last_k=2,
-        report=report,
-        average_last=average_last,
-        runtime=Runtime(results_dir=str(tmp_path)),
-    )
-    return Run.of(config, "4/A/low")
+def planned(results="results", clients=10, method="fedavg", lr=0.1, **changes):
+    """A run of four rounds."""
+    parts = ClassSpec(method, {"lr": lr}), ClassSpec("digits", {"num_clients": clients})
+    given = {"rounds": 4, "seed": 1, "last_k": 2, "runtime": Runtime(results_dir=str(results))}
+    return Run.of(RunConfig(*parts, **{**given, **changes}), "4/A/low")
 
 
-def run(planned_run, rounds=4, averaged=None):
-    run_folder = RunFolder(planned_run.folder)
-    run_folder.open(planned_run, FACTS)
+def begun(run, rounds):
+    """The folder of a run that has ended so many rounds."""
+    folder = RunFolder(run.folder, heartbeat_s=0)
+    folder.open(run, FACTS)
     for number in range(rounds):
-        run_folder.append({"round": number, "acc": ACCURACY[number]})
-    if rounds == 4:
-        run_folder.finish(averaged)
+        folder.append({"round": number, "acc": ACCURACY[number]})
+    return folder
 
 
 def plan_of(runs):
@@ -58,10 +50,9 @@ def test_a_row_has_one_line_and_runs_that_have_begun_one_more_each(tmp_path):
     """The accuracy is the mean of the complete ones."""
     seeds = [planned(tmp_path, seed=seed) for seed in (1, 2, 3, 4)]
     elsewhere = replace(planned(tmp_path, clients=5), cells=("5/A/low",))
-    run(seeds[0])
-    run(seeds[1], rounds=2)
-    run(seeds[2])
-    run(elsewhere)
+    begun(seeds[1], 2)
+    for run in (seeds[0], seeds[2], elsewhere):
+        completed(run, *ACCURACY)
     head, *lines = said(*seeds, elsewhere, every_run=False)
     assert head.split() == ["row", "seeds", "acc", "(best)"]
     assert [line.split() for line in lines[:2]] == [
@@ -78,7 +69,7 @@ def test_a_narrow_terminal_shows_every_name_in_full(tmp_path, every_run):
     """Names of rows and of folders are typed into other commands, so none is cut."""
     names = ("presets/CIFAR-100/fed_consist_as_written", "controls/CIFAR-100/fedirm_15")
     runs = [replace(planned(tmp_path, clients=number), cells=names) for number in (10, 50)]
-    run(runs[0], rounds=2)
+    begun(runs[0], 2)
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
     show(plan_of(runs), every_run, console)
     text = console.file.getvalue()
@@ -87,17 +78,17 @@ def test_a_narrow_terminal_shows_every_name_in_full(tmp_path, every_run):
 
 @pytest.mark.parametrize(("report", "value"), [("best", "60.00"), ("last", "30.00"), ("last_k_mean", "40.00")])
 def test_the_accuracy_is_the_reading_that_tables_report_and_is_named(tmp_path, report, value):
-    one = planned(tmp_path, report)
-    run(one)
+    one = planned(tmp_path, report=report)
+    completed(one, *ACCURACY)
     head, line, counts, totals = said(one)
     assert f"acc ({report})" in head and line.split()[:5] == ["DONE", one.folder.name, "1", "4/4", value]
     assert counts == "1 DONE" and totals == "1 run, 4 rounds; 0 rounds are left"
 
 
 def test_the_averaged_model_has_an_accuracy_at_the_end_only(tmp_path):
-    (one, half) = (planned(tmp_path, "averaged", seed=seed, average_last=2) for seed in (1, 2))
-    run(one, averaged={"rounds": 2, "acc": 71.0})
-    run(half, rounds=3)
+    one, half = (planned(tmp_path, report="averaged", seed=seed, average_last=2) for seed in (1, 2))
+    completed(one, *ACCURACY, averaged={"rounds": 2, "acc": 71.0})
+    begun(half, 3)
     lines = said(one, half)
     assert "acc (averaged)" in lines[0]
     assert lines[1].split()[3:5] == ["4/4", "71.00"] and lines[2].split()[3:5] == ["3/4", "4/A/low"]
@@ -105,8 +96,8 @@ def test_the_averaged_model_has_an_accuracy_at_the_end_only(tmp_path):
 
 def test_a_damaged_run_does_not_hide_the_others(tmp_path):
     one, damaged = planned(tmp_path), planned(tmp_path, seed=2)
-    run(one)
-    run(damaged)
+    for run in (one, damaged):
+        completed(run, *ACCURACY)
     (damaged.folder / "metrics.jsonl").write_text('{"rou\n' * 3)
     lines = said(damaged, one)
     assert lines[1].split()[3] == "?/4" and "60.00" in lines[2]
@@ -119,53 +110,39 @@ def test_a_plan_without_runs_says_so():
         assert said(every_run=every_run) == ["nothing is run at scale quick: every row is pending, or left out"]
 
 
-def config(seed=1, rounds=4, clients=10, **method):
-    made = RunConfig(
-        ClassSpec("fedavg", method), ClassSpec("digits", {"num_clients": clients}), rounds=rounds, seed=seed
-    )
-    return resolve(made)
-
-
-def as_run(made):
-    return Run.of(made, "1/A/low")
-
-
-def measured(made, rounds, seconds):
-    return {"config": identity(made), "rounds": {"done": rounds}, "timing": {"seconds": seconds}}
+def measured(run, rounds, seconds):
+    return {"config": identity(run.config), "rounds": {"done": rounds}, "timing": {"seconds": seconds}}
 
 
 def test_only_runs_of_the_same_configuration_count():
     """Whatever their seeds and rounds; other options of the method may change everything."""
-    same = measured(config(seed=2, rounds=8), 8, 16.0)
-    others = [measured(config(lr=0.5), 1, 100.0), measured(config(clients=50), 1, 1000.0)]
+    same = measured(planned(seed=2, rounds=8), 8, 16.0)
+    others = [measured(planned(lr=0.5), 1, 100.0), measured(planned(clients=50), 1, 1000.0)]
 
-    def per_round(made, *records):
-        run = as_run(made)
+    def per_round(run, *records):
         (part,) = parts([run], {run.id: "missing"}, records)
         return part.per_round
 
-    assert per_round(config(), same, same, *others) == per_round(config(), same, *others) == 2.0
-    assert per_round(config(), *others) is None
-    assert per_round(replace(config(), method=ClassSpec("methods.fixmatch.FixMatch")), same) is None
+    assert per_round(planned(), same, same, *others) == per_round(planned(), same, *others) == 2.0
+    assert per_round(planned(), *others) is None
+    assert per_round(planned(method="fixmatch"), same) is None
 
 
 @pytest.mark.parametrize(("another", "count"), [({}, 1), ({"cpu": "another"}, 0), ({"gpu": "a GPU"}, 0)])
 def test_only_records_of_this_machine_count(tmp_path, another, count):
-    made = as_run(replace(config(), runtime=Runtime(results_dir=str(tmp_path))))
-    run = RunFolder(made.folder, heartbeat_s=0)
-    run.open(made, FACTS)
+    folder = begun(planned(tmp_path), 0)
     assert measured_here(tmp_path) == []
-    run.append({"round": 0, "acc": 1.0})
-    change(run.path, lambda record: record["environment"].update(machine() | another))
+    folder.append({"round": 0, "acc": 1.0})
+    change(folder.path, lambda record: record["environment"].update(machine() | another))
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "record.json").write_text("{")
     assert [one["rounds"]["done"] for one in measured_here(tmp_path)] == [1] * count
 
 
-def test_parts_are_runs_that_differ_in_their_seeds(tmp_path):
-    first, second, other = (as_run(one) for one in (config(seed=1), config(seed=2), config(lr=0.5)))
+def test_parts_are_runs_that_differ_in_their_seeds():
+    first, second, other = planned(), planned(seed=2), planned(lr=0.5)
     states = {first.id: "complete", second.id: "missing", other.id: "missing"}
-    found = parts([first, second, other], states, [measured(config(), 1, 900.0)])
+    found = parts([first, second, other], states, [measured(first, 1, 900.0)])
     assert [(len(part.runs), part.left, part.seconds) for part in found] == [(2, 4, 3600.0), (1, 4, 0.0)]
     assert summary(found, jobs=4) == [
         "3 runs, 12 rounds; 8 rounds are left",
@@ -176,13 +153,10 @@ def test_parts_are_runs_that_differ_in_their_seeds(tmp_path):
 
 
 def test_a_run_in_progress_has_its_remaining_rounds_left(tmp_path):
-    made = as_run(replace(config(rounds=10), runtime=Runtime(results_dir=str(tmp_path))))
-    run = RunFolder(made.folder, heartbeat_s=0)
-    run.open(made, FACTS)
-    for number in range(3):
-        run.append({"round": number, "acc": 1.0})
-    assert rounds_left(made, "running") == 7
-    assert rounds_left(made, "stale") == 10  # it has no checkpoint
-    (run.path / "checkpoint.pt").write_bytes(b"")
-    run.saved(2)
-    assert rounds_left(made, "stale") == 8
+    run = planned(tmp_path, rounds=10)
+    folder = begun(run, 3)
+    assert rounds_left(run, "running") == 7
+    assert rounds_left(run, "stale") == 10  # it has no checkpoint
+    (folder.path / "checkpoint.pt").write_bytes(b"")
+    folder.saved(2)
+    assert rounds_left(run, "stale") == 8

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 
 import pandas as pd
 import pytest
@@ -17,45 +18,39 @@ from benchmark.report.tables import render, write
 from benchmark.runs.states import RunState
 from benchmark.suites.schema import on_top
 from benchmark.suites.suite import Suite
+from datamodules.common.yaml import load_yaml
 
 PUBLISHED = {"low": {"acc": "60.0", "auc": "91.23"}, "high": {"acc": "70.26", "auc": "95.5"}, "gain": {"acc": "10.26"}}
-
-
-SPEC = {
-    "paper": "toy",
-    "title": "A toy paper",
-    "published": "toy.csv",
-    "report": "best",
-    "base": {"set": {"rounds": 5, "last_k": 2, "data": "digits"}},
-    "datasets": {"SVHN": {}},
-    "labels": {"low": {"method": "fedavg"}, "high": {"method": "rscfed"}, "gain": {"minus": ["high", "low"]}},
-    "tables": {
-        4: {
-            "title": "Four",
-            "datasets": ["SVHN"],
-            "metrics": ["acc", "auc"],
-            "control": "low",
-            "rows": [{"method": "low", "M": 1}, {"method": "high", "M": 1}, {"method": "gain", "M": 1}],
-        }
-    },
-    "scales": {
-        "paper": {"seeds": [1, 2, 3], "compare": True, "note": "the protocol"},
-        "quick": {"seeds": [1, 2, 3], "note": "not the protocol"},
-    },
-}
+SPEC = load_yaml(
+    """
+paper: toy
+title: A toy paper
+published: toy.csv
+report: best
+base: {set: {rounds: 5, last_k: 2, data: digits}}
+datasets: {SVHN: {}}
+labels: {low: {method: fedavg}, high: {method: rscfed}, gain: {minus: [high, low]}}
+tables:
+  4:
+    {title: Four, datasets: [SVHN], metrics: [acc, auc], control: low,
+     rows: [{method: low, M: 1}, {method: high, M: 1}, {method: gain, M: 1}]}
+scales:
+  paper: {seeds: [1, 2, 3], compare: true, note: the protocol}
+  quick: {seeds: [1, 2, 3], note: not the protocol}
+""",
+    "toy",
+)
+HOSTILE = r"a|b_c & 5% \input{x} $\frac ~^#"
+ENVIRONMENT = {"cpu": "Some CPU", "cores": 8, "threads": 2, "gpu": None, "devices": 1, "accelerator": "auto"}
 
 
 def toy(**changes):
     return Suite(on_top(SPEC, changes))
 
 
-ENVIRONMENT = {"cpu": "Some CPU", "cores": 8, "threads": 2, "gpu": None, "devices": 1, "accelerator": "auto"}
-
-
 def record(acc, auc=90.0):
-    reading = {
-        name: {"acc": acc - less, "auc": auc} for name, less in (("best", 0), ("final", 1), ("last_k_mean", 0.5))
-    }
+    below = {"best": 0, "final": 1, "last_k_mean": 0.5}
+    reading = {name: {"acc": acc - less, "auc": auc} for name, less in below.items()}
     return {**reading, "code_version": "abc", "environment": ENVIRONMENT}
 
 
@@ -65,7 +60,7 @@ def published(suite):
 
 
 def rendered(scale, accuracies, states={}, suite=None, values=None, seeds=None, auc=90.0):  # noqa: B006
-    """Plan and table of runs with these accuracies and states, by label or by label and seed; else they are missing."""
+    """The table of runs with these accuracies and states, by label or by label and seed; else they are missing."""
     suite = suite or toy()
     plan = suite.plan(scale, seeds)
     plan.found = {}
@@ -74,7 +69,7 @@ def rendered(scale, accuracies, states={}, suite=None, values=None, seeds=None, 
             acc = accuracies.get((row.method, seed), accuracies.get(row.method))
             state = states.get((row.method, seed), "missing" if acc is None else "complete")
             plan.found[key] = RunState(state, record(acc, auc) if state == "complete" else None)
-    return plan, render(suite, plan, published(suite) if values is None else values)[0]
+    return render(suite, plan, published(suite) if values is None else values)[0]
 
 
 FULL = {("low", s): 59.0 + s for s in (1, 2, 3)} | {("high", s): 68.0 + 0.5 * s for s in (1, 2, 3)}
@@ -85,7 +80,7 @@ def lines(table):
 
 
 def test_means_intervals_and_the_three_readings():
-    _, table = rendered("paper", FULL)
+    table = rendered("paper", FULL)
     low = lines(table)["low", "acc"]
     assert (low["ours"], low["n"], low["published"], low["delta"]) == ("61.0000", "3", "60.0", "1.0000")
     assert float(low["ci95"]) == pytest.approx(4.3027 / math.sqrt(3), abs=1e-4) and low["std"] == "1.0000"
@@ -96,17 +91,17 @@ def test_means_intervals_and_the_three_readings():
 
 
 def test_a_difference_is_taken_seed_by_seed_and_lacks_what_one_of_its_runs_lacks():
-    gain = lines(rendered("paper", FULL, {("low", 2): "missing"})[1])["gain", "acc"]
+    gain = lines(rendered("paper", FULL, {("low", 2): "missing"}))["gain", "acc"]
     assert (gain["ours"], gain["n"], gain["published"], gain["delta"]) == ("8.0000", "2", "10.26", "-2.2600")
     assert (gain["status"], gain["note"], len(gain["runs"].split())) == ("2 of 3", "", 6)
-    found = lines(rendered("paper", {("high", 1): 70.0}, {("high", 2): "running", ("low", 1): "failed"})[1])
+    found = lines(rendered("paper", {("high", 1): 70.0}, {("high", 2): "running", ("low", 1): "failed"}))
     assert found["gain", "acc"]["status"] == "failed (1); running (1)"
     assert found["gain", "auc"]["status"] == "failed (1); running (1); published: none"
 
 
 def test_the_intervals_stand_beside_the_printed_values():
     """Effects 8, 7.5 and 7, by hand: 7.5 ± 4.303 x 0.5 / sqrt(3); the prediction has 0.5 sqrt(4/3)."""
-    table = rendered("paper", FULL)[1]
+    table = rendered("paper", FULL)
     high, scatter = lines(table)["high", "acc"], 4.3027 * 0.5 * math.sqrt(4 / 3)
     names = ("prediction", "effect", "effect_ci95", "effect_prediction", "effect_n", "effect_published")
     told = [scatter, 8.0, 4.3027 * 0.5 / math.sqrt(3), scatter, 3, 10.26]
@@ -117,7 +112,7 @@ def test_the_intervals_stand_beside_the_printed_values():
 
 
 def test_a_table_without_a_control_has_no_verdicts():
-    table = rendered("paper", FULL, suite=toy(tables={"4": {"control": ""}}))[1]
+    table = rendered("paper", FULL, suite=toy(tables={"4": {"control": ""}}))
     assert [lines(table)[name, "acc"]["status"] for name in ("low", "high")] == ["", ""]
     assert "Holds" not in table.markdown and "The table has no control" in table.markdown
 
@@ -126,7 +121,7 @@ def test_a_table_without_a_control_has_no_verdicts():
     ("state", "note"), [("failed", "a failed run of the control"), ("missing", "fewer than 3 seeds")]
 )
 def test_without_a_seed_of_the_control_the_verdict_is_open(state, note):
-    high = lines(rendered("paper", FULL, {("low", 2): state})[1])["high", "acc"]
+    high = lines(rendered("paper", FULL, {("low", 2): state}))["high", "acc"]
     assert (high["status"], high["note"]) == ("open", note)
 
 
@@ -143,19 +138,19 @@ def test_without_a_seed_of_the_control_the_verdict_is_open(state, note):
 )
 def test_a_row_says_what_it_lacks_and_is_not_judged_with_a_failed_seed(accuracies, states, status, cell):
     values = {("high", seed): acc for seed, acc in enumerate(accuracies, 1)}
-    plan, table = rendered("paper", values, {("high", n): state for n, state in enumerate(states, 1 + len(values))})
+    table = rendered("paper", values, {("high", n): state for n, state in enumerate(states, 1 + len(values))})
     line, judged, bad = lines(table)["high", "acc"], bool(values), {"failed", "outdated"} & {*states}
     assert line["status"] == status + "; open" * judged and line["n"] == str(len(values))
     assert line["note"] == ("a failed run" if bad else "no seed in common with the control") * judged
     shown = f"| high | {cell}<br>" if cell else "Nothing of this table has been run."
     assert shown in " ".join(table.markdown.split())
     assert f"**{len(values)} of 6 runs complete**" in table.markdown
-    failed = [key for key, run in plan.found.items() if run.state == "failed"]
+    failed = [key for key, run in table.plan.found.items() if run.state == "failed"]
     assert not failed or f"; failed: {', '.join(failed)}" in table.markdown
 
 
 def test_a_metric_without_a_value_is_not_called_not_run():
-    table = lines(rendered("paper", {"low": 70.0, "high": 70.0}, auc=None)[1])
+    table = lines(rendered("paper", {"low": 70.0, "high": 70.0}, auc=None))
     assert table["high", "auc"]["status"] == "no value" and table["high", "acc"]["status"] == "not seen"
 
 
@@ -170,12 +165,12 @@ def test_a_metric_without_a_value_is_not_called_not_run():
 )
 def test_only_the_seeds_of_the_suite_are_judged(seeds, done, note):
     values = {(name, seed): value for seed in done for name, value in (("low", 60.0), ("high", 70.2))}
-    line = lines(rendered("paper", values, seeds=seeds)[1])["high", "acc"]
+    line = lines(rendered("paper", values, seeds=seeds))["high", "acc"]
     assert line["note"] == note and line["status"].endswith("open" if note else "smaller")
 
 
 def test_another_scale_is_not_compared_with_the_paper():
-    _, table = rendered("quick", FULL)
+    table = rendered("quick", FULL)
     assert "delta" not in table.frame and set(table.frame["status"]) == {"", "published: none"}
     for word in ("Δ", "holds", "status"):
         assert word not in table.markdown
@@ -188,12 +183,12 @@ def test_published_is_a_number_or_empty():
     suite = toy(tables={"4": {"unpublished": "not available to us"}})
     values = published(suite)
     del values[suite.rows[1].key("acc")]
-    table = rendered("paper", {"low": 70.0, "high": 70.0}, suite=suite, values=values)[1]
+    table = rendered("paper", {"low": 70.0, "high": 70.0}, suite=suite, values=values)
     frame = pd.read_csv(io.StringIO(csv_text(table.frame)))
     assert frame["published"].dtype == float and frame["published"].isna().sum() == 2
     assert lines(table)["high", "acc"]["status"] == "published: not available to us"
     assert "| high | 70.00 ± 0.00 (3)<br>not available to us |" in " ".join(table.markdown.split())
-    nothing = rendered("paper", {}, suite=suite, values={suite.rows[0].key("f1"): "1"})[1]
+    nothing = rendered("paper", {}, suite=suite, values={suite.rows[0].key("f1"): "1"})
     assert "Nothing of this table has been run.\n\nPublished values: not available to us." in nothing.markdown
 
 
@@ -201,7 +196,7 @@ def test_published_is_a_number_or_empty():
 def test_pending_rows_and_published_spreads_are_shown(scale):
     suite = toy(labels={"low": {"pending": "needs a method"}})
     values = published(suite) | {suite.rows[1].key("acc std"): "1.5"}
-    table = rendered(scale, {"high": 68.0}, suite=suite, values=values)[1]
+    table = rendered(scale, {"high": 68.0}, suite=suite, values=values)
     found = lines(table)
     assert found["low", "acc"]["n"] == found["gain", "acc"]["n"] == "0"
     assert "pending: SVHN low, SVHN gain (needs a method)" in table.markdown
@@ -214,7 +209,6 @@ def test_pending_rows_and_published_spreads_are_shown(scale):
     ("rounds", "every", "k", "told"),
     [
         (200, 5, 10, "10 rounds (2 of them evaluated)"),
-        (101, 5, 3, "3 rounds (2 of them evaluated)"),
         (1, 1, 10, "1 round"),
         (4, 3, 10, "4 rounds (2 of them evaluated)"),
     ],
@@ -228,23 +222,23 @@ def test_tables_say_how_many_rounds_the_last_mean_rests_on(rounds, every, k, tol
 def test_ranked_tables_without_published_values():
     """Best first, rows with failed runs last; there is no column of published values, and no verdict."""
     suite = toy(published=None, ranked=True, tables={"4": {"reference": "low", "bounds": ["high"]}})
-    page = rendered("quick", {"high": 40.0, "low": 60.0}, suite=suite, values={})[1]
+    page = rendered("quick", {"high": 40.0, "low": 60.0}, suite=suite, values={})
     assert list(dict.fromkeys(page.frame["method"]))[:2] == ["low", "high"] == [keys[0] for keys in page.rows][:2]
     assert "published" not in page.frame and "ublished" not in page.markdown
     assert "Bounds, which know more labels than a method may: high." in page.markdown
     states = {("low", 1): "failed"}  # its other seeds are still above the other row's
-    failed = list(rendered("quick", {"high": 40.0, "low": 60.0}, states, suite, {})[1].frame["method"])
+    failed = list(rendered("quick", {"high": 40.0, "low": 60.0}, states, suite, {}).frame["method"])
     assert failed.index("high") < failed.index("low")
 
 
 def test_a_table_of_which_a_scale_has_no_row_says_why(tmp_path):
     without = dict.fromkeys(("low", "high", "gain"), "not with\nthis network")
     suite = toy(scales={"quick": {"without": without}})
-    table = rendered("quick", {}, suite=suite)[1]
+    table = rendered("quick", {}, suite=suite)
     assert "Nothing of this table has been run." in table.markdown and "precision" not in table.markdown
     assert "not at this scale: low (not with" in table.markdown and table.frame.empty
     assert all(line.startswith("% ") for line in table.latex.strip().splitlines())
-    full = rendered("quick", FULL)[1]
+    full = rendered("quick", FULL)
     assert len(write(suite, "both", [full, table], tmp_path)) == 3
     assert (tmp_path / "tables/toy-both.csv").read_text() == csv_text(full.frame)
 
@@ -258,3 +252,105 @@ def test_cost_is_counted_from_the_first_round(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = rounds_of(tmp_path)
     assert list(found["bytes"]) == [30, 90] and list(found["seconds"]) == [4.0, 7.0]
+
+
+WIDE = load_yaml(
+    """
+paper: toy
+title: A toy
+published: toy.csv
+report: best
+base: {set: {data: digits, rounds: 5}}
+datasets: {A: {}, B: {set: {data.num_clients: 7}}}
+labels: {mine: {method: fedavg}, other: {method: rscfed}, HOSTILE: {method: fedirm}}
+tables:
+  1:
+    title: One
+    datasets: [A, B]
+    metrics: [acc, auc]
+    rows:
+    - {method: mine, net_size: s, split: iid}
+    - {method: mine, net_size: l, split: iid, set: {rounds: 6}}
+    - {method: other, net_size: s, split: iid}
+    - {method: HOSTILE, net_size: s, split: iid}
+scales: {paper: {seeds: [1, 2], compare: true}, quick: {seeds: [1, 2]}}
+""".replace("HOSTILE", json.dumps(HOSTILE)),
+    "toy",
+)
+
+
+def laid_out(accuracies, scale="paper"):
+    """The table of two data sets with both seeds of these rows, by data set, method and size."""
+    suite = Suite(WIDE)
+    plan = suite.plan(scale)
+    plan.found = dict.fromkeys(plan.runs, RunState("missing", None))
+    for row in suite.rows:
+        acc = accuracies.get((row.dataset, row.method, row.columns["net_size"]))
+        if acc is not None:
+            plan.found |= dict.fromkeys(plan.of_row[row.full_name].values(), RunState("complete", record(acc)))
+    return render(suite, plan, {row.key("acc"): "50.0" for row in suite.rows})[0]
+
+
+def test_methods_are_rows_and_data_sets_with_metrics_are_columns():
+    """A column with one value in all rows is a fact below; only what tells rows apart stays."""
+    table = laid_out({("A", "mine", "s"): 51.0})
+    assert table.places == [("A", "acc"), ("A", "auc")]
+    assert list(table.rows) == [("mine", "s"), ("mine", "l"), ("other", "s"), (HOSTILE, "s")]
+    assert [table.rows["mine", "s"][place]["ours"] for place in table.places] == [51.0, 90.0]
+    assert "| method   | net size   | A acc" in table.markdown
+    assert table.facts["split"] == "iid" and "net size" not in table.facts
+    assert len(table.frame) == 16
+
+
+def test_what_was_not_run_is_one_sentence():
+    """Rows of one method are told apart in it; the cells that are left keep their published values."""
+    table = laid_out({("A", "mine", "s"): 51.0, ("A", "other", "s"): 40.0})
+    text = table.markdown
+    assert "Not run: all of B; the rows mine l, a|b" in text and "B acc" not in text
+    assert "| 51.00 ± 0.00 (2)<br>50.0 (+1.0, ± 0.00) " in text and "<br>50.0 (-10.0, ± 0.00) " in text
+    assert "Open: " not in text  # no control, so no lead is printed
+    both = laid_out({("A", "mine", "s"): 51.0, ("B", "other", "s"): 40.0})
+    assert "| –<br>50.0 " in both.markdown and "not available" not in both.markdown
+    full = {(d, m, s): 50.0 for d in "AB" for m, s in (("mine", "s"), ("mine", "l"), ("other", "s"), (HOSTILE, "s"))}
+    assert "Not run" not in laid_out(full).markdown
+
+
+def test_a_terminal_shows_a_column_per_data_set():
+    """Accuracy and interval; published values only in the paper's protocol; no markup, no line that is too wide."""
+    found = {("A", "mine", "s"): 51.0, ("B", "other", "s"): 40.0}
+    paper, quick = laid_out(found).terminal, laid_out(found, "quick").terminal
+    assert "51.0 ± 0.0 (50.0)" in paper and "in brackets the" in paper
+    assert "51.0 ± 0.0 " in quick and "50.0" not in quick and "published" not in quick
+    head, row = (next(line for line in quick.splitlines() if line.startswith(name)) for name in ("method", "mine"))
+    assert "digits (as A)" in head and "auc" not in quick and "90.0" not in row
+    assert "<" not in quick and "|" not in quick and "Scale quick" in quick
+    assert max(map(len, quick.splitlines())) <= 100
+    assert "Nothing of this table has been run" in laid_out({}).terminal
+
+
+def test_data_sets_that_a_scale_runs_as_one_share_a_column():
+    found = {(name, "mine", "s"): 51.0 for name in "AB"} | {(name, "other", "s"): 40.0 for name in "AB"}
+    quick = laid_out(found, "quick").terminal
+    assert "digits (as A)" in quick and "digits (as B)" in quick
+    (row,) = (line for line in quick.splitlines() if line.startswith("other"))
+    assert row.count("40.0") == 1
+    apart = laid_out({**found, ("B", "other", "s"): 41.0}, "quick").terminal
+    (row,) = (line for line in apart.splitlines() if line.startswith("other"))
+    assert "40.0" in row and "41.0" in row
+
+
+def test_latex_escapes_everything_and_says_the_scale():
+    table = laid_out({("A", HOSTILE, "s"): 51.0, ("A", "mine", "l"): 49.0}, "quick")
+    text = table.latex
+    assert r"\toprule" in text and r"\bottomrule" in text and "digits (as A) acc" in text
+    assert r"51.00 $\pm$ 0.00 (2) [50.0]" in text and "% scale: quick (own protocol)\n" in text
+    assert r"a$|$b\_c \& 5\% \textbackslash{}input\{x\} \$\textbackslash{}frac" in text and r"\input" not in text
+    assert not re.search(r"[^\x00-\x7f]", re.sub("(?m)^%.*$", "", text))
+    assert laid_out({}).latex.startswith("% Table 1: One\n") and "tabular" not in laid_out({}).latex
+
+
+def test_readings_stand_below_with_two_decimals():
+    heads, _, line = laid_out({("A", "mine", "s"): 51.0}).markdown.partition("readings</summary>")[2].split("\n")[2:5]
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in (heads, line)]
+    read = {"best round": "51.00", "last round": "50.00", "mean of the last 5 rounds or 6 rounds": "50.50"}
+    assert dict(zip(*cells, strict=True)) == {"method": "mine", "net size": "s", "data set": "A", **read}
