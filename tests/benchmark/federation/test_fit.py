@@ -10,16 +10,7 @@ from lightning.fabric.loggers import CSVLogger
 
 from benchmark.federation.loop import Federation
 from datamodules.common.errors import RunError
-from federations import (
-    Supervised,
-    few_data,
-    make_federation,
-    make_method,
-    run_rows,
-    same_server,
-    trained,
-    visited,
-)
+from federations import Supervised, few_data, make_federation, make_method, run_rows, same_server, trained, visited
 
 
 class Annealed(Supervised):

@@ -9,13 +9,7 @@ from benchmark.federation.fit import Fit
 from datamodules.base import SiteData
 from datamodules.common.errors import RunError
 from datamodules.common.streams import generator
-from federations import (
-    SIDE,
-    Unaugmented,
-    few_federation,
-    run_rows,
-    visited,
-)
+from federations import SIDE, Unaugmented, few_federation, run_rows, visited
 from methods import models
 
 ROUNDS = 2

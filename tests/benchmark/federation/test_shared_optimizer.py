@@ -6,16 +6,7 @@ import torch.nn.functional as F
 from benchmark.federation.checkpoint import Checkpoint
 from benchmark.federation.loop import Federation
 from datamodules.common.streams import generator
-from federations import (
-    SIDE,
-    Unaugmented,
-    few_data,
-    few_federation,
-    make_method,
-    plain_fabric,
-    run_rows,
-    same_tensors,
-)
+from federations import SIDE, Unaugmented, few_data, few_federation, make_method, plain_fabric, run_rows, same_tensors
 from methods import models
 from methods.parts.aggregation import weighted_mean
 from two_processes import between_two
