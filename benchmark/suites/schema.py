@@ -239,12 +239,17 @@ def with_its_method(name: str) -> list[str]:
 
 
 def on_top(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """``own`` on top of ``base``: mappings are merged, rows of a table appended, other values replaced."""
+    """``own`` on top of ``base``: mappings are merged, rows of a table appended, other values replaced.
+
+    A ``null`` in place of a mapping, such as a table, leaves it out.
+    """
     result = {str(key): value for key, value in base.items()}
     for key, value in ((str(key), value) for key, value in own.items()):
         before = result.get(key)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
             result[key] = on_top(before, value)
+        elif value is None and isinstance(before, Mapping):
+            del result[key]
         elif key == "rows" and isinstance(before, list) and isinstance(value, list):
             result[key] = [*before, *value]
         else:

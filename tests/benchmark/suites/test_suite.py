@@ -191,6 +191,8 @@ scales: {quick: {seeds: [7, 8]}}
     assert [table.number for table in mine.tables] == ["1", "2", "own"]
     assert set(toy.plan("quick").runs) < set(mine.plan("quick").runs)
     assert mine.scale("quick").set == {"rounds": 2} and mine.plan("quick").seeds == (7, 8)
+    (tmp_path / "one.yaml").write_text("extends: mine.yaml\npaper: one\ntables: {1: null, own: null}")
+    assert [table.number for table in suite.load("one.yaml").tables] == ["2"]
     for text, message in (
         ("extends: own.yaml\npaper: own", "it extends itself"),
         ("extends: toy.yaml\n", "give it a name of its own under `paper:`"),
