@@ -77,7 +77,7 @@ class FedMethod(L.LightningModule):
     """Of the method's numbers: raised by hand when a change moves them, so that records tell old numbers from new."""
 
     uses_oracle: bool = False
-    """Whether the run may look at hidden labels through ``Site.oracle``: diagnostics that say so, never a method."""
+    """Whether the run may look at hidden labels through ``Site.oracle``: for declared diagnostics only."""
 
     no_loss_scaling: str = ""
     """Why a step cannot be taken with a scaled loss, as ``16-mixed`` does, in words; empty: it can."""
@@ -109,7 +109,7 @@ class FedMethod(L.LightningModule):
     comes with it like that: parameters that need no gradient, and buffers of parts in evaluation mode."""
 
     retired: ClassVar[Mapping[str, Any]] = {}
-    """Arguments that the class has lost -> the one value that a configuration may still give them, as older ones do."""
+    """Removed arguments and the value that old configurations may still give."""
 
     views: Mapping[str, Mapping[str, str]] = {"labelled": {"x": "weak"}}
     """Stream (``labelled``, ``unlabelled``) -> batch field -> view of the data's pipeline."""
@@ -257,8 +257,8 @@ class FedMethod(L.LightningModule):
     def optimizer_scopes(self) -> Sequence[Scope]:
         """Where the state of each optimiser lives: ``personal`` stays with the client, ``local`` is new at every visit.
 
-        ``shared`` goes on to the next visit, whoever's it is: the clients of a round, and of all rounds, then train one
-        after the other, in the order of ``select_clients`` and in one process.
+        ``shared`` goes on to the next visit, whichever client makes it: the clients of a round, and of all rounds, then
+        train one after the other, in the order of ``select_clients`` and in one process.
 
         Default: the same for all of them, ``local`` with ``reset_momentum``.
         """

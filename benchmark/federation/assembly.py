@@ -23,6 +23,7 @@ from datamodules.common.errors import ConfigError, RunError
 from methods import models
 from methods.base import FedMethod
 from methods.models.norm import static_norms
+from methods.parts.visits import PlannedRounds
 
 ONE_IMAGE = "Expected more than 1 value per channel when training"  # what PyTorch's batch norm says
 
@@ -131,7 +132,7 @@ def assemble(
     """
     config = run.config
     roster = data.roster(config.seed, **config.roster)
-    check_batches(method, data, RunContext(data, config.seed, config.rounds, fabric))
+    check_batches(method, data, RunContext(data, config.seed, PlannedRounds(config.rounds), fabric))
     return Federation(
         method,
         data,
@@ -180,13 +181,13 @@ def check_network(name: str, model: nn.Module, image_shape: list[int], num_class
 def check_batches(method: FedMethod, data: FSSLDataModule, context: RunContext) -> None:
     """Refuse batches of one image where batch norm cannot train on one: a client's visit would end the run late.
 
-    Where the network cannot, a client whose streams leave one image over is visited in a copy of the method, since the
-    method may join a batch of one with others. One client is tried for each such set of streams.
+    Where the network cannot, clients with a stream that leaves one image over are visited in a copy of the method,
+    since the method may join a batch of one with others: one client for each numbers of images.
 
     Raises:
         ConfigError: names the client, the number of its images and what to do.
     """
-    image, tried = torch.zeros(1, dtype=torch.int64, device=data.device), set()
+    image = torch.zeros(1, dtype=torch.int64, device=data.device)
     with context.seeded("trial"), torch.no_grad():
         try:
             copy.deepcopy(method.model).train()(data.take("test", image))
@@ -194,23 +195,21 @@ def check_batches(method: FedMethod, data: FSSLDataModule, context: RunContext) 
         except ValueError as error:
             if ONE_IMAGE not in str(error):
                 return
+    engine, tried = Engine(copy.deepcopy(method), context), set()
     for client in range(data.num_clients):
         own = data.client(client)
-        single = {
-            name: stream
-            for name, stream in method.streams(own).items()
-            if stream.min_batch == 1 and len(stream) % stream.batch_size == 1 % stream.batch_size
-        }
-        if not single or tuple(single) in tried:
+        streams = method.streams(own)
+        sizes = tuple((name, len(stream)) for name, stream in streams.items())
+        single = [name for name, s in streams.items() if s.min_batch == 1 and len(s) % s.batch_size == 1 % s.batch_size]
+        if not single or sizes in tried:
             continue
-        tried.add(tuple(single))
-        engine = Engine(copy.deepcopy(method), context)
+        tried.add(sizes)
         visit = context.visit(0, client, own)
         try:
             engine.run_visit(visit, engine.send(visit, method.tensors("shared", "server")), None)
         except RunError as error:
             if ONE_IMAGE in str(error):
-                name, stream = next(iter(single.items()))
+                name, stream = single[0], streams[single[0]]
                 raise ConfigError(
                     f"client {client} has {len(stream)} {name} images: in batches of {stream.batch_size} the last one "
                     "has a single image, on which batch norm cannot train here; leave such batches out with "

@@ -9,17 +9,18 @@ from operator import index
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from benchmark.federation import hooks
 from benchmark.federation.collectives import tensors_in
-from benchmark.federation.fit import Fit, OptimizerStates, RunContext, kept_states
+from benchmark.federation.fit import Fit, OptimizerStates, RunContext, kept_states, parameters_of
 from benchmark.federation.replay import Replay
 from benchmark.federation.scaling import loss_scaler
 from benchmark.federation.site import ClientState, LocalSite, Sent, VisitResult, measured, not_finite, stream_of
 from datamodules.base import SiteData
 from datamodules.common import streams
-from datamodules.common.errors import NOT_FINITE, RunError
+from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 from datamodules.partition.sites import true_labels
 from datamodules.views.batches import LocalWork
 from methods.base import FedMethod, Scope, Tally, Upload, Visit
@@ -28,15 +29,24 @@ from methods.models.norm import serially
 from methods.parts.aggregation import num_bytes
 from methods.parts.engine_state import EngineState, RegisteredTensors
 
+DROPS = {_DropoutNd: "p", nn.RNNBase: "dropout", nn.MultiheadAttention: "dropout"}
+"""Layers that drop units with draws from torch's global generator, and their attribute with the probability."""
+
 
 class Engine:
     """Runs visits. One seat without replay is the reference: it defines what is right, and others give the same bits.
+
+    Others refuse layers that draw from torch's global generator (``require_own_draws``). A ``forward`` that draws from
+    it without such a layer is not noticed.
 
     Args:
         method: the live module, which is also the first seat.
         context: what all visits have in common.
         seats: number of clients that train in turns, one step of each; 1 if clients share an optimiser's state.
         replay: whether steps are recorded and replayed. Lightning callbacks switch it off, since they see every step.
+
+    Raises:
+        ConfigError: see ``require_own_draws``.
     """
 
     def __init__(self, method: FedMethod, context: RunContext, seats: int = 1, replay: bool = False) -> None:
@@ -48,6 +58,8 @@ class Engine:
         self.initial = method.tensors(*get_args(Scope))
         replay = replay and not context.callbacks
         self.seats = [Seat(one, context, self.initial, bool(copies) or replay, replay) for one in (method, *copies)]
+        if copies or replay:
+            require_own_draws(method)
         self.shared_optimizer_state: OptimizerStates = []
 
     @cached_property
@@ -57,9 +69,9 @@ class Engine:
             return "shared" in self.method.optimizer_scopes()
 
     def counts(self) -> dict[str, int]:
-        """Client steps in this process so far: how many were ``captured``, ``replayed`` or taken ``eager``.
+        """The number of ``slots``, and of client steps here that were ``captured``, ``replayed`` or taken ``eager``.
 
-        Beside them the number of ``slots``. Empty without replay.
+        Empty without replay.
         """
         taken = [seat.replay.taken for seat in self.seats if seat.replay is not None]
         ways = {way: sum(own[way] for own in taken) for way in ("captured", "replayed", "eager")}
@@ -70,16 +82,16 @@ class Engine:
         personal = num_bytes(self.method.tensors("personal"))
         if self.sequential:
             return personal
+        before = self.method.tensors(*get_args(Scope))
         with self.hook_context("configure_optimizers", 0):
             optimizers = Fit(self.method, []).optimizers
+            for optimizer in optimizers:  # their first step creates what they keep
+                for parameter in parameters_of(optimizer):
+                    parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+                optimizer.step(lambda: 0.0)
+                optimizer.zero_grad()
         self.method.trainer = None
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                # Adam keeps two tensors of the shape of a parameter, SGD with momentum one.
-                momentum = ["momentum_buffer"] if group.get("momentum") else []
-                names = ["exp_avg", "exp_avg_sq"] if "betas" in group else momentum
-                for parameter in group["params"]:
-                    optimizer.state[parameter] = dict.fromkeys(names, parameter)
+        self.method.load_tensors(before)
         with self.hook_context("optimizer_scopes", 0):
             return personal + sum(tensor.nbytes for tensor in tensors_in(kept_states(self.method, optimizers)))
 
@@ -334,6 +346,22 @@ class Seat:
         stream = nullcontext() if self.stream is None else self.accelerator.stream(self.stream)
         with stream, hooks.errors_at(hooks.location(visit), self.method):
             yield
+
+
+def require_own_draws(method: FedMethod) -> None:
+    """Refuse layers that draw from torch's global generator: all seats share it, and a replay cannot seed it.
+
+    Raises:
+        ConfigError: there is one; names it.
+    """
+    for name, part in method.named_modules():
+        for kind, probability in DROPS.items():
+            if isinstance(part, kind) and part.training and getattr(part, probability):
+                raise ConfigError(
+                    f"{name} is a {type(part).__name__}, which draws from torch's global generator; clients that train "
+                    "in turns, and recorded steps, cannot: use --engine reference, or a head of the suite's networks "
+                    "with --model_args.head_dropout, which draws from the visit's own"
+                )
 
 
 def grouped(visits: Sequence[Visit], seats: int) -> Iterator[list[Visit]]:

@@ -24,6 +24,7 @@ from datamodules.common import streams
 from datamodules.common.errors import RunError
 from datamodules.views.batches import Batch
 from methods.base import FedMethod, Visit
+from methods.parts.visits import PlannedRounds
 
 OptimizerStates = list[list[dict[str, Any]]]
 """State of every parameter, by optimiser, in the order of ``configure_optimizers``."""
@@ -36,7 +37,7 @@ class RunContext:
     Args:
         data: the data module, set up, on the method's device.
         seed: the run's seed, from which all random streams are derived.
-        rounds: number of rounds of the run, for schedules.
+        rounds: of the run, for schedules.
         fabric: launched; gives precision and loggers.
         skips: whether visits that end with numbers that are not finite are left out; otherwise they end the run.
         callbacks: Lightning callbacks, called in every fit.
@@ -44,7 +45,7 @@ class RunContext:
 
     data: FSSLDataModule
     seed: int
-    rounds: int
+    rounds: PlannedRounds
     fabric: Fabric
     skips: bool = False
     callbacks: Sequence[Callback] = ()
@@ -52,7 +53,7 @@ class RunContext:
     def visit(self, round: int, client: int, site: SiteData, **more: Any) -> Visit:
         """A visit of a client, or of the server, to the site with these data; ``more``: see ``Visit``."""
         labelled = len(site.labelled) > 0
-        return Visit(round=round, client=client, labelled=labelled, size=site.size, rounds=self.rounds, **more)
+        return Visit(round=round, client=client, labelled=labelled, size=site.size, planned=self.rounds, **more)
 
     @contextmanager
     def seeded(self, purpose: str, *where: int) -> Iterator[None]:
@@ -161,7 +162,8 @@ class Fit:
             what ``training_step`` returned, with the loss detached.
 
         Raises:
-            RunError: with automatic optimisation there is not exactly one optimiser, or no loss was returned.
+            RunError: with automatic optimisation there is not exactly one optimiser, or something else than a loss or
+                ``None`` was returned.
         """
         method, outputs = self.method, dict[str, Any]()
 
@@ -268,7 +270,8 @@ def kept_states(method: FedMethod, optimizers: Sequence[Optimizer]) -> Optimizer
     scopes = list(method.optimizer_scopes())
     if not ({*scopes} <= {"personal", "local"} or {*scopes} <= {"shared", "local"}):
         raise RunError(
-            f"optimizer_scopes names {', '.join(map(repr, scopes))}; each is personal or local, or each shared or local"
+            f"optimizer_scopes names {', '.join(map(repr, scopes))}; combine either personal and local, or shared and "
+            "local"
         )
     scopes = scopes * len(optimizers) if len(scopes) == 1 else scopes
     if {*scopes} == {"local"}:

@@ -32,7 +32,7 @@ from benchmark.federation.store import Store
 from datamodules.base import FSSLDataModule
 from datamodules.partition.roster import Roster
 from methods.base import FedMethod, Tally, Upload, Visit
-from methods.parts.visits import rounds_were_asked
+from methods.parts.visits import PlannedRounds
 
 CLIENTS_PER_MESSAGE = 4  # of each process, whose states are sent in one message
 
@@ -93,7 +93,7 @@ class Federation:
         self.joins_sums = sums == "by_rank" and hooks.uploads_needed(type(method)) == "mean"
         self.callbacks = [one for one in callbacks if hasattr(one, "on_round_end")]
         lightnings = [one for one in callbacks if isinstance(one, Callback)]
-        context = RunContext(data, seed, rounds, fabric, nonfinite == "skip", lightnings)
+        context = RunContext(data, seed, PlannedRounds(rounds), fabric, nonfinite == "skip", lightnings)
         self.engine = Engine(method, context, slots or 1, replay and slots is not None)
         method.spread = self.spread = partial(spread, fabric)  # leads to no data
         self.server = method.tensors("shared", "server")
@@ -106,8 +106,6 @@ class Federation:
         self.summed: dict[str, Tensor] = {}
         self.averaged: dict[str, Any] | None = None
         self.confusion: Tensor | None = None
-        self.asked_before = False
-        rounds_were_asked(reset=True)
 
     @property
     def client_state_bytes(self) -> int:
@@ -117,7 +115,7 @@ class Federation:
     @property
     def asked_rounds(self) -> bool:
         """Whether the training has asked for the number of rounds, so that more of them would be another run."""
-        return self.asked_before or rounds_were_asked()
+        return self.engine.context.rounds.asked
 
     @cached_property
     def class_counts(self) -> Tensor:
@@ -352,6 +350,6 @@ class Federation:
         self.server_state = state["server_state"]
         self.bytes_up, self.bytes_down = state["bytes"]
         self.steps, self.skipped = state.get("steps", 0), state.get("skipped", 0)
-        self.asked_before = state.get("asked_rounds", True)
+        self.engine.context.rounds.asked |= state["asked_rounds"]
         self.summed = to_device(state.get("summed", {}), device)
         self.become_server()

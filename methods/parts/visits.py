@@ -13,6 +13,14 @@ from datamodules.views.batches import LocalWork
 from methods.parts.aggregation import num_bytes
 
 
+@dataclass
+class PlannedRounds:
+    """How many rounds a run is to have, and whether its training has asked for that number and so depends on it."""
+
+    number: int = 1
+    asked: bool = False
+
+
 @dataclass(frozen=True)
 class Visit:
     """One participation of one client (or of the server) in one round.
@@ -25,7 +33,7 @@ class Visit:
         labelled: whether the site holds labels.
         size: number of the site's training images.
         first: whether the client takes part for the first time in the run.
-        rounds: planned number of rounds of the run (for schedules).
+        planned: behind ``rounds``.
     """
 
     round: int = 0
@@ -35,7 +43,13 @@ class Visit:
     labelled: bool = True
     size: int = 0
     first: bool = True
-    rounds: int = field(default=1, compare=False, repr=False)
+    planned: PlannedRounds = field(default_factory=PlannedRounds, compare=False, repr=False)
+
+    @property
+    def rounds(self) -> int:
+        """Planned number of rounds of the run, for schedules; a run that asks for it cannot go on to more of them."""
+        self.planned.asked = True
+        return self.planned.number
 
     @property
     def at_server(self) -> bool:
@@ -46,31 +60,6 @@ class Visit:
     def before_first_round(self) -> bool:
         """Whether this is the server's visit before the first round."""
         return self.at_server and self.repeat > 0
-
-
-class _Rounds:
-    """The field ``rounds`` of a visit, which notes whether anything has ever read it."""
-
-    asked = False
-
-    def __get__(self, visit: Visit | None, owner: type) -> int:
-        if visit is None:
-            return 1
-        type(self).asked = True
-        return int(vars(visit)["rounds"])
-
-    def __set__(self, visit: Visit, value: int) -> None:
-        vars(visit)["rounds"] = value
-
-
-Visit.rounds = _Rounds()  # type: ignore[assignment]
-
-
-def rounds_were_asked(reset: bool = False) -> bool:
-    """Whether a method has read ``Visit.rounds`` since the last ``reset``: its training depends on their number."""
-    asked = _Rounds.asked
-    _Rounds.asked = asked and not reset
-    return asked
 
 
 @dataclass

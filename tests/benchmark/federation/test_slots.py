@@ -8,6 +8,7 @@ from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 from benchmark.federation.engine import Seat
 from benchmark.federation.loop import Federation
+from datamodules.common.errors import ConfigError
 from federations import Supervised, fewest_data, make_federation, run_rows
 from methods.base import Visit
 
@@ -168,3 +169,33 @@ def test_a_rate_that_a_step_logs_is_the_same_in_slots() -> None:
     runs = [make_federation(LogsItsRate, fewest_data(2), 2, slots=slots, batch_size=8) for slots in (None, 2)]
     reference, replayed = map(run_rows, runs)
     assert runs[1].engine.counts()["replayed"] and reference == replayed
+
+
+class Drops(Plain):
+    """A network with one more layer."""
+
+    def __init__(self, model: Any, layer: Any = None, **base: Any) -> None:
+        super().__init__(model, **base)
+        self.model.layer = layer
+
+
+DRAWS = torch.nn.Dropout(0.5)
+DRAWS_NOTHING = [torch.nn.Dropout(0.0), torch.nn.Dropout(0.5).eval(), torch.nn.LSTM(2, 2), torch.nn.ReLU()]
+
+
+@pytest.mark.parametrize(
+    "layer", [DRAWS, torch.nn.Sequential(torch.nn.Dropout2d(0.1)), torch.nn.LSTM(2, 2, 2, dropout=0.1)]
+)
+@pytest.mark.parametrize("engine", [{"slots": 2, "replay": False}, {"slots": 1}])
+def test_layers_that_draw_from_the_global_generator_need_the_reference(layer: Any, engine: dict[str, Any]) -> None:
+    """Steps of several clients would draw from it in turns, and a replay could not seed it."""
+    with pytest.raises(ConfigError, match=r"model\.layer.* (Dropout|Dropout2d|LSTM).*--engine reference.*head_dropout"):
+        make_federation(Drops, fewest_data(2), layer=layer, **engine)
+
+
+@pytest.mark.parametrize(
+    ("layer", "engine"), [(DRAWS, {"slots": 1, "replay": False}), *((one, {"slots": 2}) for one in DRAWS_NOTHING)]
+)
+def test_other_layers_need_it_not(layer: Any, engine: dict[str, Any]) -> None:
+    """One client at a time draws alone; a layer that drops nothing draws nothing."""
+    make_federation(Drops, fewest_data(2), layer=layer, **engine)

@@ -5,7 +5,9 @@ from torch import nn
 
 from benchmark.launch.run import fit
 from benchmark.runs.states import state
+from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common.errors import ConfigError
+from federations import few_data
 from methods.fedavg import FedAvg
 from runs import SHORT, configuration, planted
 
@@ -59,6 +61,17 @@ def test_a_batch_of_one_that_batch_norm_cannot_train_on_is_found_before_the_firs
     assert state(run.folder) == "missing"
     for fine in ({**norm, "method__batch_size": 8, "method__min_batch": 2}, {**options, "method__batch_size": 8}, norm):
         assert state(fit(configuration(tmp_path, **fine))) == "complete"
+
+
+def test_every_kind_of_client_is_tried(tmp_path, options, monkeypatch):
+    """Labels that cycle beside unlabelled images never come to their batch of one, and those that are alone do."""
+    sites = few_data(2).client(0).labelled
+    held = [SiteData(sites[:9], sites[:9] % 10, sites[9:17]), SiteData(sites[:9], sites[:9] % 10, sites[:0])]
+    monkeypatch.setattr(FSSLDataModule, "client", lambda data, k: held[k % 2])
+    alone = {**options, "method": "local_ssl", "data__pipeline": "randaugment_levels_cutout", "method__batch_size": 8}
+    run = configuration(tmp_path, **alone, model_args__norm=True)
+    with pytest.raises(ConfigError, match=r"client 1 has 9 labelled images: in batches of 8 .*min_batch 2"):
+        fit(run)
 
 
 def test_a_batch_of_one_that_the_method_joins_with_others_is_none(tmp_path, options, monkeypatch):

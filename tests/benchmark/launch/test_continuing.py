@@ -5,6 +5,7 @@ import pytest
 from benchmark.launch import recorder
 from benchmark.launch.run import fit
 from benchmark.runs.records import read_record
+from federations import Unaugmented, few_federation
 from methods.fed_consist import FedConsist
 from runs import MIXED, assert_same_run, configuration, planted
 
@@ -42,6 +43,22 @@ def test_what_a_method_of_ones_own_asks_for_counts(tmp_path, monkeypatch, capsys
     for rounds in (3, 6):
         fit(configuration(tmp_path, **{**PERSONAL, "method": mine, "rounds": rounds}))
     assert ("goes on" in capsys.readouterr().err) != reads
+
+
+def test_what_another_federation_asks_for_does_not_count():
+    """Nor does it make one forget what it has asked for itself."""
+
+    class Asks(Unaugmented):
+        def learning_rate(self):
+            return 0.1 / self.visit.rounds
+
+    asks, plain = few_federation(Asks), few_federation()
+    asks.run()
+    assert (asks.asked_rounds, plain.asked_rounds) == (True, False)
+    few_federation()
+    assert asks.asked_rounds
+    plain.load_state_dict(asks.state_dict())
+    assert plain.asked_rounds
 
 
 def test_a_large_state_is_not_kept(tmp_path, monkeypatch):
