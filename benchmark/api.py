@@ -22,7 +22,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from benchmark.config import Run, RunConfig, Runtime, from_dict, with_pipeline
 from benchmark.federation.assembly import assemble, make, make_data, make_method
 from benchmark.federation.loop import Federation
-from benchmark.federation.metrics import classification_metrics
+from benchmark.federation.metrics import scores
 from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.run import fit as fit_on_disk
 from benchmark.registry import KINDS, is_importable, one_line, path_of, register_local
@@ -150,7 +150,7 @@ class Result:
         data.setup()
         with torch.inference_mode():
             blocks = [method.predict(block()) for _, block in data.test_blocks(method.eval_batch)]
-        return classification_metrics(torch.cat(blocks), data.test_labels)
+        return scores(torch.cat(blocks), data.test_labels)[0]
 
     def __repr__(self) -> str:
         names = f"{self.config.method.name} on {self.config.data.name}"

@@ -85,7 +85,7 @@ class FSSLDataModule(L.LightningDataModule):
             server has all others, or all clients have, or the labelled ones.
         union_mode: what is put in front of a client's unlabelled images: nothing (``none``), its ``labelled`` images
             without their labels, or others (``code_index``); see ``partition.unlabelled_sets``.
-        validation: training images, drawn at random, that go to nobody; the server may look at their labels.
+        validation: training images, drawn at random, that go to nobody.
         labelled_holdout: share of all labelled images that nobody trains on and that the test set is replaced by, to
             tune hyperparameters without a look at test images. Every site keeps one labelled image at least.
         balanced_holdout: training images, equally many of every class, that go to nobody (not to the server either) and
@@ -297,7 +297,7 @@ class FSSLDataModule(L.LightningDataModule):
         self.notes, self.knows_all = arrays.notes, bool((arrays.train_labels != HIDDEN).all())
         seed = stream_seed(self.partition_seed, h.partition_stream)
         made = shares(h, arrays.train_labels, seed, arrays.train_clients)
-        self.partition, self._validation, self.client_names = made.partition, made.validation, made.names
+        self.partition, self.client_names = made.partition, made.names
         if h.partition_file and (given := made.digest):
             self.sha256 = {**self.sha256, Path(h.partition_file).name: given}
         if len(made.tested):
@@ -451,8 +451,6 @@ class FSSLDataModule(L.LightningDataModule):
         self.clients = Sites(labelled, unlabelled, site, device)
         own = torch.tensor(part.server, device=device)
         self._server = site(own, own[:0])
-        if len(self._validation):
-            self._server = replace(self._server, validation=torch.tensor(self._validation, device=device))
         self._pool = torch.tensor(part.pool, device=device)
 
 

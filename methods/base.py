@@ -90,9 +90,6 @@ class FedMethod(L.LightningModule):
     ``each`` unless it says otherwise itself.
     """
 
-    uses_validation: bool = False
-    """Whether the server sees the images that ``data.validation`` keeps from everybody, and their labels."""
-
     eval_batch: int = 256
     """Test images per forward pass; it matters only where evaluation uses batch statistics."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmark.board import tune
 from benchmark.config import Run, differences
-from benchmark.federation.assembly import hidden_labels_seen, make_data
+from benchmark.federation.assembly import make_data, sees_hidden_labels
 from benchmark.runs.records import Record, code_versions, read_record
 from benchmark.suites.plan import Row
 from benchmark.suites.suite import Place, Suite, places, places_of
@@ -92,7 +92,8 @@ class Checker:
     def _hidden_labels(self, place: Place) -> list[str]:
         """Refuse a method that sees labels which a ranked setting hides."""
         here = place.run.replace(runtime=replace(place.run.config.runtime, data_dir=self.data_dir))
-        return [f"its method sees {labels}; that is no record" for labels in unfair(place.suite, place.row, here)]
+        told = "its method sees labels of unlabelled images (`uses_oracle`); that is no record"
+        return [told] if unfair(place.suite, place.row, here) else []
 
     def _partition(self, run: Run, record: Record) -> list[str]:
         """Compare the record's partition with the one that the suite's run draws."""
@@ -128,14 +129,14 @@ class Checker:
         return found
 
 
-def unfair(suite: Suite, row: Row, run: Run) -> list[str]:
-    """The hidden labels that a run of a row sees, in words, if the suite ranks it; its data are set up.
+def unfair(suite: Suite, row: Row, run: Run) -> bool:
+    """Whether the suite ranks a row whose run sees hidden labels; its data are set up.
 
     Raises:
-        BenchError: see ``hidden_labels_seen``.
+        BenchError: see ``sees_hidden_labels``.
     """
     (table,) = [one for one in suite.tables if one.number == row.table]
-    return hidden_labels_seen(run) if suite.ranked and row.method not in table.bounds else []
+    return suite.ranked and row.method not in table.bounds and sees_hidden_labels(run)
 
 
 def _is_tuned(place: Place) -> bool:

@@ -53,8 +53,8 @@ def enter(
     suite = extend(board, spec, str(path), path.parent)
     rows = [row for row in suite.matching([f"{table}/*"], scale) if row.method == label]
     for row in rows:
-        if seen := unfair(suite, row, suite.run(row, scale).replace(runtime=runtime)):
-            raise ConfigError(f"{label} cannot be ranked: it sees {' and '.join(seen)}")
+        if unfair(suite, row, suite.run(row, scale).replace(runtime=runtime)):
+            raise ConfigError(f"{label} cannot be ranked: it sees labels of unlabelled images (`uses_oracle`)")
     if not path.exists():
         write_atomic(path, dump_yaml(written))
     return suite, rows

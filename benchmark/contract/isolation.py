@@ -121,7 +121,7 @@ def labels_in(one: FSSLDataModule | SiteData | Tensor, true: Tensor) -> list[Ten
     if isinstance(one, Tensor):
         return [one] if one.device == true.device and same(one, true) else []
     if isinstance(one, SiteData):
-        labels = [one.labels, one.revealed, one.validation_labels]
+        labels = [one.labels, one.revealed]
     else:
         labels = [true_labels(one), one.train_labels, one.test_labels] if hasattr(one, "clients") else []
     return [found for found in labels if found is not None]

@@ -13,7 +13,6 @@ from torch import nn
 from benchmark.config import Run
 from benchmark.federation.engine import Engine
 from benchmark.federation.fit import RunContext
-from benchmark.federation.hooks import check_declarations
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.federation.site import preserve_modes
 from benchmark.federation.store import Store
@@ -70,7 +69,6 @@ def make_method(run: Run, data: FSSLDataModule, num_clients: int, num_images: in
     }
     needed = parameters(run.class_of("method"))
     method: FedMethod = build(config.method, "method", **{name: known[name] for name in needed if name in known})
-    check_declarations(method)
     if static_norms(method) and type(method).refresh_norm is FedMethod.refresh_norm:
         raise ConfigError(
             f"{type(method).__name__} measures no statistics for static norms, so {config.model} would normalise test "
@@ -100,8 +98,8 @@ def check_values(run: Run) -> None:
     gc.collect()  # it refers to itself, and another run may need the memory
 
 
-def hidden_labels_seen(run: Run) -> list[str]:
-    """Labels that the setting of a run hides and its method sees, in words; such a run is no record (RULES.md).
+def sees_hidden_labels(run: Run) -> bool:
+    """Whether a run's method sees labels of unlabelled images (``uses_oracle``); such a run is no record (RULES.md).
 
     The method is built as for the run, because ``__init__`` or a property may declare it.
 
@@ -109,12 +107,7 @@ def hidden_labels_seen(run: Run) -> list[str]:
         ConfigError: see ``make``.
         DataError: see ``make``.
     """
-    method, data = make(run, torch.device("cpu"))
-    kept = data.hparams.get("validation")
-    found = ["labels of unlabelled images (`uses_oracle`)"] if method.uses_oracle else []
-    if kept and method.uses_validation:
-        found.append(f"{kept} labels that data.validation keeps from everybody (`uses_validation`)")
-    return found
+    return bool(make(run, torch.device("cpu"))[0].uses_oracle)
 
 
 def assemble(

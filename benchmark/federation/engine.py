@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import cached_property
 from operator import index
 from typing import Any, get_args
@@ -21,7 +20,6 @@ from benchmark.federation.site import ClientState, LocalSite, Sent, VisitResult,
 from datamodules.base import SiteData
 from datamodules.common import streams
 from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
-from datamodules.partition.sites import true_labels
 from datamodules.views.batches import LocalWork
 from methods.base import FedMethod, Scope, Tally, Upload, Visit
 from methods.models.backbone import draw_from
@@ -195,10 +193,6 @@ class Engine:
             the result, without an upload, and the states that the server keeps.
         """
         data, seat = self.context.data.server, self.seats[0]
-        if data.validation is not None:
-            seen = self.method.uses_validation
-            labels = true_labels(self.context.data)[data.validation] if seen else None
-            data = replace(data, validation=data.validation if seen else None, validation_labels=labels)
         visit = self.context.visit(round, streams.SERVER, data, repeat=int(before), first=states is None)
         site = seat.attach(visit, data, states or [])
         with self.context.seeded(*stream_of(visit)), hooks.errors_at(hooks.location(visit), self.method):

@@ -344,12 +344,12 @@ class Federation:
         self.clients.clear()
         self.clients.update({client: ClientState(*kept) for client, kept in state["clients"].items()})
         self.memory.clear()
-        self.memory.update(to_device(state.get("memory", {}), device))
+        self.memory.update(to_device(state["memory"], device))
         self.changed = {"clients": {}, "memory": {}, **state.get("changed", {})}
-        self.engine.shared_optimizer_state = to_device(state.get("handed_on", []), device)
+        self.engine.shared_optimizer_state = to_device(state["handed_on"], device)
         self.server_state = state["server_state"]
         self.bytes_up, self.bytes_down = state["bytes"]
-        self.steps, self.skipped = state.get("steps", 0), state.get("skipped", 0)
-        self.engine.context.rounds.asked |= state["asked_rounds"]
-        self.summed = to_device(state.get("summed", {}), device)
+        self.steps, self.skipped = state["steps"], state["skipped"]
+        self.engine.context.rounds.asked |= state.get("asked_rounds", True)
+        self.summed = to_device(state["summed"], device)
         self.become_server()

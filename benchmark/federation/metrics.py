@@ -87,8 +87,8 @@ def recorded_means(sums: Sums) -> dict[str, Any]:
     return {**means, **pseudo_label_metrics(means)}
 
 
-def classification_metrics(probs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Accuracy, AUC, precision and recall in percent, as reported in RSCFed's tables.
+def scores(probs: Tensor, labels: Tensor) -> tuple[dict[str, float], Tensor]:
+    """Accuracy, AUC, precision and recall in percent, as reported in RSCFed's tables, and the confusion matrix.
 
     * ``acc``: share of samples whose most probable class is correct;
     * ``auc``: exact area under the one-vs-rest ROC curve, unweighted mean over the classes that occur in
@@ -97,23 +97,17 @@ def classification_metrics(probs: Tensor, labels: Tensor) -> dict[str, float]:
       predicted has precision 0;
     * ``recall``: unweighted mean over the classes that occur in ``labels``, the balanced accuracy.
 
+    The AUC, which sorts each class's probabilities, is computed on their device, all else on the CPU.
+
     Args:
         probs: class probabilities [N, C].
         labels: true classes [N], int64.
 
-    Raises:
-        RunError: probabilities are not finite or not in [0, 1].
-    """
-    return scores(probs, labels)[0]
-
-
-def scores(probs: Tensor, labels: Tensor) -> tuple[dict[str, float], Tensor]:
-    """Compute ``classification_metrics`` and the confusion matrix (same arguments).
-
-    The AUC, which sorts each class's probabilities, is computed on their device, all else on the CPU.
-
     Returns:
         the metrics, and the samples by true class (rows) and most probable class (columns), int64 ``[C, C]``.
+
+    Raises:
+        RunError: probabilities are not finite or not in [0, 1].
     """
     on_device, probs, labels = probs, probs.cpu(), labels.cpu()
     if not bool(probs.isfinite().all()):

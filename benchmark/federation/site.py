@@ -98,9 +98,8 @@ class LocalSite:
         measured(self).clear()
         self._only_own.fill_(True)
         self._held.zero_()
-        for index in (data.labelled, data.unlabelled, data.validation):
-            if index is not None:
-                self._held.index_fill_(0, index, True)
+        for index in (data.labelled, data.unlabelled):
+            self._held.index_fill_(0, index, True)
 
     def generator(self, purpose: str) -> torch.Generator:
         """Random stream of this visit for ``purpose``; ``order/...`` is on the CPU: all devices draw alike."""

@@ -13,7 +13,7 @@ from lightning.fabric.loggers.csv_logs import CSVLogger
 
 from benchmark.config import Run, differences
 from benchmark.federation import checkpoint
-from benchmark.federation.checkpoint import REMEDY, OnDisk, num_bytes, save_plain
+from benchmark.federation.checkpoint import OnDisk, num_bytes, save_plain
 from benchmark.federation.collectives import on_first, wait_for_all
 from benchmark.federation.loop import Federation
 from benchmark.federation.store import discard_states
@@ -28,6 +28,8 @@ from datamodules.common.errors import BenchError, ConfigError, RunError, Stopped
 from datamodules.partition.partition import stored_hash
 
 KEPT_BYTES = 50_000_000  # of the state of a complete run
+
+REMEDY = "bring this run's own checkpoint back, or delete the folder to start over"
 
 
 class Recorder:

@@ -40,7 +40,7 @@ class Shares(NamedTuple):
 
     Args:
         partition: what the clients and the server train on.
-        validation: ascending positions that only the server sees.
+        validation: ascending positions that go to nobody.
         tested: ascending positions that the test set is replaced by.
         names: the clients' names; their numbers, where nobody names them.
         digest: SHA-256 of a plain partition file.
@@ -138,7 +138,7 @@ def _with_unknown(
 
 
 def validation_images(options: Options, images: int, seed: int, tested: Positions = NOTHING) -> Positions:
-    """Return ascending positions of the ``validation`` images, which only the server sees.
+    """Return ascending positions of the ``validation`` images, which go to nobody.
 
     The images at the positions ``tested`` count towards their number, but are not returned.
 

@@ -21,16 +21,12 @@ class SiteData:
         labels: int64 ``[n_l]`` classes of ``labelled``.
         unlabelled: int64 ``[n_u]`` positions without labels.
         revealed: int64 ``[n_u]`` classes of ``unlabelled``, in settings that reveal them (an upper bound).
-        validation: int64 ``[n_v]`` positions that are never trained on, at the server (``data.validation``).
-        validation_labels: int64 ``[n_v]`` classes of ``validation``, for a method that ``uses_validation``.
     """
 
     labelled: Tensor
     labels: Tensor
     unlabelled: Tensor
     revealed: Tensor | None = None
-    validation: Tensor | None = None
-    validation_labels: Tensor | None = None
 
     @property
     def size(self) -> int:

@@ -7,6 +7,7 @@ import shutil
 from collections import OrderedDict
 from itertools import product
 from pathlib import Path
+from pickle import UnpicklingError
 
 import numpy as np
 import pytest
@@ -141,7 +142,7 @@ def test_a_prepared_file_runs_nothing(path, tmp_path):
     checkpoint.save(path, STATES[0])
     checkpoint.save(path, STATES[1])
     path.write_bytes(sealed({**STATES[2], "extra": Runs(tmp_path / "ran")}))
-    with pytest.raises(RunError, match=r"checkpoint\.pt: .*tensors and plain data"):
+    with pytest.raises(UnpicklingError, match="mkdir"):
         checkpoint.load(path)
     assert not (tmp_path / "ran").exists()
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from benchmark.config import Run, RunConfig
-from benchmark.federation.assembly import hidden_labels_seen
+from benchmark.federation.assembly import sees_hidden_labels
 from benchmark.federation.site import EVAL_BLOCK, measured
 from benchmark.registry import ClassSpec
 from datamodules.common.errors import RunError
 from datamodules.partition.sites import true_labels
-from federations import Unaugmented, few_data, few_federation, make_federation, run_rows, site_of, visited
+from federations import Unaugmented, few_federation, run_rows, site_of, visited
 from methods.base import Pass, Visit
 
 ROUNDS = 2
@@ -125,15 +125,11 @@ def test_hidden_labels_are_for_declared_oracles_only():
 
 
 class Declares(Unaugmented):
-    """Says in its constructor, or by a property, which labels it sees."""
+    """Says in its constructor whether it sees hidden labels."""
 
     def __init__(self, model, uses=True, **base):
         super().__init__(model, **base)
         self.uses_oracle = uses
-
-    @property
-    def uses_validation(self):
-        return self.hparams.uses
 
 
 @pytest.mark.parametrize("uses", [False, True])
@@ -141,25 +137,11 @@ def test_what_a_run_sees_is_what_its_method_says_as_it_stands(uses):
     """A class that says nothing may have instances that do."""
     config = RunConfig(
         method=ClassSpec(f"{__name__}.Declares", {"uses": uses}),
-        data=ClassSpec("few_digits.FewDigits", {"num_clients": 2, "validation": 50}),
+        data=ClassSpec("few_digits.FewDigits", {"num_clients": 2}),
         model="small_cnn",
         rounds=1,
     )
-    assert len(hidden_labels_seen(Run.of(config))) == (2 if uses else 0)
-
-
-@pytest.mark.parametrize("uses", [False, True])
-def test_validation_labels_are_for_methods_that_say_so(uses):
-    """They may be many times the labels of the setting."""
-    seen = []
-
-    class Looks(Declares):
-        def server_step(self, server):
-            seen.append((server.data.validation, server.data.validation_labels))
-
-    run = make_federation(Looks, few_data(2, validation=50), rounds=1, uses=uses)
-    run.server_phase(0)
-    assert [None if part is None else len(part) for part in seen[0]] == ([50, 50] if uses else [None, None])
+    assert sees_hidden_labels(Run.of(config)) == uses
 
 
 def test_tallies_are_means_over_steps_and_clients():
