@@ -307,12 +307,12 @@ def differences(subject: Subject, circumstances: Collection[str]) -> list[str]:
     """How two rounds in these circumstances and no others differ from the reference run, in words."""
     assert subject.reference  # made before the fakes
     with ExitStack() as stack:
-        for path, value in [pair for name in circumstances for pair in FAKES[name].items()]:
+        for path, told in [pair for name in circumstances for pair in FAKES[name].items()]:
             module, _, function = path.rpartition(".")
             real = getattr(sys.modules[module], function)
             for owner in (sys.modules[module], *own_modules(subject.cls).values()):  # some import it by name
                 for name in [name for name, value in vars(owner).items() if value is real]:
-                    stack.enter_context(patch.object(owner, name, lambda value=value: value))
+                    stack.enter_context(patch.object(owner, name, lambda told=told: told))
         if RANK in circumstances:
             stack.enter_context(patch.dict(os.environ, RANKS))
         federation = subject.federation()

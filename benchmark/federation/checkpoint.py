@@ -197,16 +197,12 @@ class Checkpoint:
         self.known, self.now = known, {name for name, _ in known.values()}
         return state
 
-    def _has(self, key: Key, state: Mapping[str, Any]) -> bool:
-        """Whether what a client keeps lies on disk as it is in ``state``."""
-        _, saved = self.known.get(key, ("", None))
-        return saved is not None and saved == _changed(state, key)
-
     def _file_of(self, key: Key, own: Any, state: Mapping[str, Any]) -> str:
         """Name of the file of what a client keeps, written unless it is there; empty if there is no tensor in it."""
         part, client = key
-        if self._has(key, state):
-            return self.known[key][0]
+        name, saved = self.known.get(key, ("", None))
+        if saved is not None and saved == _changed(state, key):
+            return name
         if isinstance(own, OnDisk):
             name = f"{part}-{client}-{own.digest}.pt"
             own.give(self.folder / name)

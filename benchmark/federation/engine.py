@@ -27,7 +27,7 @@ from methods.models.norm import serially
 from methods.parts.aggregation import num_bytes
 from methods.parts.engine_state import EngineState, RegisteredTensors
 
-DROPS = {_DropoutNd: "p", nn.RNNBase: "dropout", nn.MultiheadAttention: "dropout"}
+DROPS: dict[type[nn.Module], str] = {_DropoutNd: "p", nn.RNNBase: "dropout", nn.MultiheadAttention: "dropout"}
 """Layers that drop units with draws from torch's global generator, and their attribute with the probability."""
 
 
@@ -318,7 +318,7 @@ class Seat:
             part.training = False
 
     def check_visit(self) -> None:
-        """Refuse a visit that has broken a rule unnoticed; it has no result then.
+        """Refuse a visit that has broken a rule without an error of its own; it then has no result.
 
         Raises:
             RunError: a registered tensor was replaced, a frozen one was changed, or the method asked about another

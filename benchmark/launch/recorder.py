@@ -156,7 +156,7 @@ def resume(fabric: Fabric, federation: Federation, recorder: Recorder | None) ->
 
 
 def _load(recorder: Recorder | None, federation: Federation) -> dict[str, Any] | None:
-    """The checkpoint that the run continues from. One that does not say where it comes from (an old one) is trusted.
+    """The checkpoint that the run continues from.
 
     Raises:
         RunError: it is of another run or partition, or lacks something of the run.
@@ -165,9 +165,9 @@ def _load(recorder: Recorder | None, federation: Federation) -> dict[str, Any] |
     saved, path = recorder.checkpoint.load(), recorder.checkpoint.path
     if saved is None:
         return None
-    origin, ours = saved.get("origin") or {}, recorder.files.origin
+    origin, ours = saved["origin"], recorder.files.origin
     for key in ("run_id", "partition_hash"):
-        if origin and origin[key] != ours[key]:
+        if origin[key] != ours[key]:
             raise RunError(
                 f"{path}: its {key} is {origin[key]} (code {origin['code_version']}), not {ours[key]}; {REMEDY}"
             )
@@ -179,7 +179,7 @@ def _load(recorder: Recorder | None, federation: Federation) -> dict[str, Any] |
 def _take_up(recorder: Recorder | None, federation: Federation, saved: Mapping[str, Any] | None) -> None:
     """Bring what the first process writes back to the round that the run continues with."""
     assert recorder is not None
-    files, rows = recorder.files, None if saved is None else saved.get("rows")
+    files, rows = recorder.files, None if saved is None else saved["rows"]
     files.rewind(federation.round, rows)
     files.saved(federation.round)
     for logger in federation.fabric.loggers:
