@@ -175,7 +175,7 @@ def check_batches(method: FedMethod, data: FSSLDataModule, context: RunContext) 
     """Refuse batches of one image where batch norm cannot train on one: a client's visit would end the run late.
 
     Where the network cannot, clients with a stream that leaves one image over are visited in a copy of the method,
-    since the method may join a batch of one with others: one client for each numbers of images.
+    since the method may join a batch of one with others. Of clients with equal numbers of images, one is tried.
 
     Raises:
         ConfigError: names the client, the number of its images and what to do.

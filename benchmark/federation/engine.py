@@ -352,9 +352,9 @@ def require_own_draws(method: FedMethod) -> None:
         for kind, probability in DROPS.items():
             if isinstance(part, kind) and part.training and getattr(part, probability):
                 raise ConfigError(
-                    f"{name} is a {type(part).__name__}, which draws from torch's global generator; clients that train "
-                    "in turns, and recorded steps, cannot: use --engine reference, or a head of the suite's networks "
-                    "with --model_args.head_dropout, which draws from the visit's own"
+                    f"{name} is a {type(part).__name__}, which draws from torch's global generator: clients in turns "
+                    "would share it, and a replay could not seed it. Use --engine reference, or a head of the suite's "
+                    "own with --model_args.head_dropout, which draws from the visit's generator"
                 )
 
 
