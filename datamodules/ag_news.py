@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datamodules.base import FSSLDataModule
-from datamodules.common.errors import ConfigError, DataError
+from datamodules.common.errors import ConfigError, DataError, message_of
 from datamodules.common.files import made_once
 from datamodules.io import text
 from datamodules.io.npz import read_npz, write_npz
@@ -241,8 +241,10 @@ def read_texts(root: Path) -> tuple[Texts, dict[str, str]]:
     except ConfigError:
         raise
     except Exception as error:
-        what = f"{files[0]} is damaged or a different data set: {type(error).__name__}: {error}"
-        raise DataError(f"ag_news: {what}. {REMEDY}") from error
+        where = files[0] if len(files) == 1 else f"train.csv or test.csv in {files[0].parent}"
+        raise DataError(
+            f"ag_news: {where} is damaged or a different data set: {message_of(error)}. {REMEDY}"
+        ) from error
     return found, digests
 
 

@@ -162,7 +162,7 @@ class FSSLDataModule(L.LightningDataModule):
         labelled_histogram: list[int] | None = None,
         label_fraction: Annotated[float, Field(gt=0, le=1)] | None = None,
         num_labels: int | None = None,
-        labels_per_class: NotNegative | None = None,
+        labels_per_class: Positive | None = None,
         labelled_repeats: Repeats = "none",
         labelled_pool_order: Literal["shuffled", "dataset"] = "shuffled",
         hidden_labels: Literal["hidden", "revealed", "pooled"] = "hidden",

@@ -227,8 +227,8 @@ def _images(place: Path, others: Counter[str], least: int = 1) -> list[Path]:
     found = [file for file in files if file.suffix.lower() in SUFFIXES]
     counts = Counter(file.suffix.lower() for file in files if file.suffix.lower() not in SUFFIXES)
     if len(found) < least:
-        but = f" but {', '.join(f'{count} {suffix}' for suffix, count in counts.items())}" if counts else ""
-        raise DataError(f"{place} has no images ({', '.join(SUFFIXES)}){but}; add some, or remove the folder")
+        only = f", only {', '.join(f'{count} {suffix}' for suffix, count in counts.items())}" if counts else ""
+        raise DataError(f"{place} has no images ({', '.join(SUFFIXES)}){only}; add some, or remove the folder")
     others.update(counts)
     return found
 

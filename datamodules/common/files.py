@@ -45,7 +45,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _irregular(path: str | Path) -> OSError:
-    return OSError(errno.EINVAL, "it is no regular file", str(path))
+    return OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 @contextmanager

@@ -312,8 +312,8 @@ class Draw:
         clients, count = self.options["num_clients"], self.options["num_labels"]
         if not count:
             raise ConfigError(
-                "scenario 'server', which needs num_labels: give data.num_labels, or choose another scenario; with "
-                "images without a label, data.unlabelled_only true gives the server all labels"
+                "data.scenario=server needs data.num_labels: give it, or choose another scenario; with images without "
+                "a label, data.unlabelled_only true gives the server all labels"
             )
         server, pool = self._pools(count, by_class=True)
         return Partition([NOTHING] * clients, self.spread(pool, clients), server, pool)

@@ -79,7 +79,8 @@ def read_clients(file: str, num_samples: int) -> Given | None:
     path = Path(file)
     try:
         if path.suffix in (".pth", ".pt", ".pkl", ".pickle", ".npz", ".npy") or path.is_dir():
-            raise DataError(f"it is no JSON but {'a folder' if path.is_dir() else path.suffix}: {_FORM}")
+            what = "a folder" if path.is_dir() else f"a {path.suffix} file"
+            raise DataError(f"it must be a JSON file, not {what}: {_FORM}")
         text = read_bytes(path)
         content = json.loads(text)
         if isinstance(content, Mapping) and "format" in content:
@@ -105,7 +106,7 @@ def _given(content: Any, num_samples: int) -> Given:
             raise DataError(f"clients {list(content)[owners[taken[0]]]!r} and {name!r} both have position {taken[0]}")
         owners[part] = client
         a_number = own is None or (type(own) is int and own >= 0)
-        labelled.append(own if a_number else _places(own, f"labelled of client {name!r}", num_samples))
+        labelled.append(own if a_number else _places(own, f"labelled images of client {name!r}", num_samples))
     said = any(own is not None for own in labelled)
     chosen = [NOTHING if own is None else own for own in labelled]
     return Given(tuple(map(str, content)), owners, chosen if said else None)
@@ -114,7 +115,7 @@ def _given(content: Any, num_samples: int) -> Given:
 def _places(listed: Any, what: str, num_samples: int) -> Positions:
     """Positions of training images, each once."""
     if not isinstance(listed, list) or not all(type(place) is int for place in listed):
-        raise DataError(f"the {what} are no list of whole numbers: {_FORM}")
+        raise DataError(f"the {what} must be a list of whole numbers: {_FORM}")
     if outside := [place for place in listed if not 0 <= place < num_samples]:
         raise DataError(f"the {what} have position {outside[0]}; there are {num_samples} training images")
     if len(set(listed)) < len(listed):

@@ -69,7 +69,7 @@ class Geometry:
         """
         if images.dtype != torch.uint8 or images.ndim != 4:
             raise DataError(
-                f"{self}: expected 8-bit images [N, H, W, C], got {images.dtype} {list(images.shape)}; feature vectors "
+                f"expected 8-bit images [N, H, W, C], got {images.dtype} {list(images.shape)}; feature vectors "
                 "need data.pipeline=feature_versions or feature_copies"
             )
         images = zero_pad(images, self.border)
@@ -109,10 +109,10 @@ class View:
         """
         windows = self.geometry(prepared, index, generator)
         for transform in self.transforms:
-            windows = transform(windows, _required(generator, self))
+            windows = transform(windows, _required(generator))
         batch = normalise(windows, self.mean, self.std)
         for transform in self.post:
-            batch = transform(batch, _required(generator, self))
+            batch = transform(batch, _required(generator))
         return batch
 
 
@@ -147,9 +147,10 @@ class FeatureView:
         Raises:
             DataError: ``stored`` are not feature vectors, or have too few versions.
         """
-        if stored.ndim != 3 or stored.shape[1] < (self.end or self.first + 1):
+        least = self.end or self.first + 1
+        if stored.ndim != 3 or stored.shape[1] < least:
             found = f"{stored.dtype} {list(stored.shape)}; choose another data.pipeline"
-            raise DataError(f"{self}: expected feature vectors [N, versions, d] with all these versions, got {found}")
+            raise DataError(f"expected feature vectors [N, {least} versions or more, d], got {found}")
         return stored[:, self.first : self.end]
 
     def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -160,7 +161,7 @@ class FeatureView:
         """
         if self.fixed:
             return prepared[index, 0]
-        generator = _required(generator, self)
+        generator = _required(generator)
         version = torch.randint(prepared.shape[1], index.shape, generator=generator, device=prepared.device)
         return prepared[index, version]
 
@@ -232,7 +233,7 @@ def random_windows(
     order, the top edges, the left edges and, unless `flip` is 0, the mirror coins. Raises `RunError`
     without a generator.
     """
-    generator = _required(generator, "random_windows")
+    generator = _required(generator)
     count, (_, full_height, full_width, channels) = len(index), prepared.shape
     device = prepared.device
     top = torch.randint(full_height - side + 1, (count,), generator=generator, device=device)
@@ -266,7 +267,7 @@ def _scale_shift(
     return scale, shift
 
 
-def _required(generator: torch.Generator | None, who: object) -> torch.Generator:
+def _required(generator: torch.Generator | None) -> torch.Generator:
     if generator is None:
-        raise RunError(f"{who}: random views need a torch.Generator; pass the generator of the client and round")
+        raise RunError("random views need a torch.Generator; pass the generator of the client and round")
     return generator

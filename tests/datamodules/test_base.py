@@ -168,7 +168,9 @@ def test_a_holdout_leaves_every_site_a_label(share):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"scenario": "server", "num_labels": None}, "which needs num_labels"),
+        ({"scenario": "server", "num_labels": None}, r"data\.scenario=server needs data\.num_labels: give it"),
+        ({"scenario": "all_clients", "labels_per_class": 0}, "labels_per_class=0: it should be greater than"),
+        ({"mean": [0.1, 0.2], "channels": 1}, r"give one number, or one per channel \(data\.channels=1\)"),
         ({"pipeline": "blur"}, "unknown pipeline 'blur'; choose one of .*zoom_crop_flip"),
         ({"side": 4, "pipeline": "pad_crop_flip"}, r"data\.side=4: this pipeline mirrors 4 pixels .* choose 5 or more"),
         ({"picked": 3, "num_clients": 3, "labelled_from": 10}, "picked=3 of 3 clients leaves none: pick fewer"),
@@ -195,7 +197,7 @@ def test_views_are_normalised_pixels(digits):
     assert views.dtype == torch.float32 and views.is_contiguous(memory_format=torch.channels_last)
     with pytest.raises(ConfigError, match=r"'zoom_crop_flip' has no view 'strong', only weak, test; choose another"):
         data.take("strong", index)
-    with pytest.raises(RunError, match=r"random views need a torch\.Generator"):
+    with pytest.raises(RunError, match=r"^random views need a torch\.Generator"):
         data.take("weak", index)
 
 

@@ -236,7 +236,7 @@ def other(root):
 BAD_FOLDERS = [
     (truncated, r"test/one/010\.png cannot be read as an image"),
     (deep_colours, r"deep\.png has .*more than 8 bits"),
-    (empty, r"train/three has no images"),
+    (empty, r"train/three has no images \(\.png, \.jpg, \.jpeg\)"),
     (other, r"need the same classes; only one has 'eins', 'one'"),
 ]
 
