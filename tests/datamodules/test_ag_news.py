@@ -41,6 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 def make(folder: Path, **args: Any) -> AGNews:
     options = {"scenario": "server", "num_labels": 8, "num_clients": 5, "partition": "iid", "texts_per_class": 50}
+    options["strong"] = "words"
     data = AGNews(data_dir=str(folder), **{**options, **args})
     data.setup()
     return data
@@ -134,25 +135,6 @@ def test_the_listed_texts_are_the_same_from_a_part_in_any_order(
     assert make(folder).num_images == 200 and ours.num_images == 120
 
 
-def test_what_follows_from_the_list_is_kept(folder: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is read instead of texts and features, says of itself what these would, and is made again when damaged."""
-    list_texts(folder, monkeypatch, 120)
-    options = {"texts": "listed", "strong": "words", "encoder": "minilm", "pipeline": "feature_copies"}
-    first = make(folder, **options)
-    (kept,) = folder.glob("ag_news-*.npz")
-    (folder / "ag_news.npz").rename(folder / "elsewhere")
-    for file in folder.glob("features-*"):
-        file.unlink()
-    second = make(folder, **options)
-    for name in STORED:
-        assert torch.equal(getattr(first, name), getattr(second, name)), name
-    assert second.provenance == first.provenance and second.sha256 == first.sha256
-    assert "ag_news.npz" in second.sha256
-    kept.write_bytes(kept.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"cannot be read .* Delete it"):
-        make(folder, **options)
-
-
 def test_missing_listed_texts_raise_one_clear_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"7000 of the 7000 listed training texts are not among the 240 .*original rel"):
         make(folder, texts="listed")
@@ -210,22 +192,6 @@ def test_features_belong_to_their_texts(folder: Path, stub: Stub) -> None:
     assert np.array_equal(data.train_images[:, 2], stub.encode(text.distorted(kept, 2)))
     assert true_labels(data).tolist() == labels[keep].tolist()
     assert data.feature_dim == DIM
-
-
-def test_auto_takes_what_is_there(folder: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    def only_minilm(kind: str, device: torch.device) -> text.Encoder:
-        if kind == "bert":
-            raise DataError("no weights")
-        return stub.encode
-
-    monkeypatch.setattr(text, "load", only_minilm)
-    assert make(folder).provenance["encoder"] == "all-MiniLM-L6-v2"
-    monkeypatch.setattr(text, "load", stub.load)
-    assert make(folder).provenance["encoder"] == "all-MiniLM-L6-v2"  # features are there already
-    assert make(folder, texts_per_class=40).provenance["encoder"] == "bert-base-uncased"
-    monkeypatch.setattr(text, "load", only_minilm)
-    with pytest.raises(DataError, match="no weights"):
-        make(folder, encoder="bert", texts_per_class=30)
 
 
 def test_an_encoder_that_cannot_be_loaded_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,12 +253,11 @@ def test_features_and_images_are_not_confused(folder: Path, stub: Stub) -> None:
 
 def test_back_translations(folder: Path, stub: Stub) -> None:
     (texts, labels, _, _), _ = ag_news.read_texts(folder)
-    assert make(folder).provenance["strong_view"] == "word_deletion_swap"
     with pytest.raises(DataError, match=r"back_translation\.npz cannot be read.*data\.strong=words"):
         make(folder, strong="back_translation")
     file = folder / ag_news.BACK_TRANSLATION
     np.savez(file, translations=np.array([[t + " goal goal", t + " oil"] for t in texts]))
-    data = make(folder)
+    data = make(folder, strong="back_translation")
     assert data.provenance["strong_view"] == "back_translation"
     assert file.name in data.sha256
     kept = [texts[i] for i in ag_news.sample(labels, 50)]
@@ -301,7 +266,7 @@ def test_back_translations(folder: Path, stub: Stub) -> None:
     assert make(folder, strong="words").provenance["strong_view"] == "word_deletion_swap"
     np.savez(file, translations=np.array([["a", "b"]]))
     with pytest.raises(DataError, match=r"translations are \[1, 2\] instead of \[240, 2\]"):
-        make(folder)
+        make(folder, strong="back_translation")
 
 
 # --- runs
@@ -312,6 +277,7 @@ def test_a_run_learns_and_its_record_says_what_was_used(
 ) -> None:
     args = {"local_epochs": 2, "server_epochs": 4, "lr": 0.1}
     data = {"scenario": "server", "num_labels": 8, "num_clients": 5, "partition": "iid", "texts_per_class": 50}
+    data["strong"] = "words"
     config = RunConfig(
         ClassSpec("fixmatch", args),
         ClassSpec("ag_news", {**data, "min_size": 2}),
