@@ -43,7 +43,7 @@ class Shares(NamedTuple):
         validation: ascending positions that only the server sees.
         tested: ascending positions that the test set is replaced by.
         names: the clients' names; their numbers, where nobody names them.
-        digest: SHA-256 of a plain partition file.
+        digest: SHA-256 of the partition file.
     """
 
     partition: Partition
@@ -76,10 +76,7 @@ def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any]
     _check(options, len(unknown), given)
     tested = balanced_holdout(options, labels[known], seed)
     validation, tested = known[validation_images(options, len(known), seed, tested)], known[tested]
-    if file and given is None:
-        partition = Partition.load(file, labels)
-        _check_number(options, partition.num_clients)
-    elif given is not None and given.labelled is not None:
+    if given is not None and given.labelled is not None:
         partition = given.partition(labels, seed)
     else:
         held, owners = np.concatenate([validation, tested, unknown]), None
@@ -100,7 +97,9 @@ def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any]
 def _check(options: Options, unknown: int, given: Given | None) -> None:
     """Refuse options that do not suit images without a label, or clients that are given."""
     if given is not None:
-        _check_number(options, len(given.names))
+        if (clients := len(given.names)) != options["num_clients"]:
+            where = options["partition_file"] or "the data set"
+            raise DataError(f"{where} has {clients} clients; give --data.num_clients {clients}")
         for name in ("labelled_from", "labelled_histogram", "labelled_partition"):
             if options[name] is not None:
                 raise ConfigError(f"data.{name} has no effect on clients that are given: leave it out")
@@ -109,12 +108,6 @@ def _check(options: Options, unknown: int, given: Given | None) -> None:
         raise ConfigError(f"{what}, and {unknown} training images have none: leave it out")
     if options["unlabelled_only"] and not unknown:
         raise ConfigError("data.unlabelled_only has no effect: every training image has a label. Leave it out")
-
-
-def _check_number(options: Options, clients: int) -> None:
-    if clients != options["num_clients"]:
-        where = options["partition_file"] or "the data set"
-        raise DataError(f"{where} has {clients} clients; give --data.num_clients {clients}")
 
 
 def _with_unknown(
@@ -283,7 +276,7 @@ class Draw:
                 f"labelled_from={before} spreads all other images over the clients that are not picked, and "
                 f"picked={picked} of {clients} clients leaves none: pick fewer, or leave labelled_from out"
             )
-        chosen: Sequence[int] = range(labelled)
+        chosen = set(range(labelled))
         if (histogram := o["labelled_histogram"]) is not None:
             if picked != 1 or before is not None or clients == 1:
                 raise ConfigError(
@@ -297,7 +290,7 @@ class Draw:
                 parts = [parts[k] for k in pick_labelled(parts, labels, o["labelled_pick"], picked, rng)]
                 parts = parts if len(parts) == clients else parts[:picked]
             else:
-                chosen = pick_labelled(parts, labels, o["labelled_pick"], labelled, rng)[:labelled].tolist()
+                chosen = set(pick_labelled(parts, labels, o["labelled_pick"], labelled, rng)[:labelled].tolist())
         if len(parts) < clients:
             parts += self.spread(_rest(labels, parts), clients - len(parts))
         return Partition(

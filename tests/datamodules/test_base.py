@@ -116,15 +116,31 @@ def test_sites_share_out_the_images(scenario, digits):
     assert set(hidden.tolist()) <= set(data.pool().tolist())
 
 
-def test_an_exported_partition_knows_its_images(tmp_path):
-    """As many images in another order are another data set."""
-    data, file = make_data(), str(tmp_path / "partition.json")
+@pytest.mark.parametrize(
+    ("scenario", "options"),
+    [
+        ("partial_clients", {"num_clients": 40, "partition": "dirichlet", "beta": 0.02, "min_size": 0}),
+        ("all_clients", {}),
+    ],
+)
+def test_an_exported_partition_comes_back(scenario, options, tmp_path):
+    """The same images and labels at every client, also at one that has nothing."""
+    data, file = make_data(scenario, **options), str(tmp_path / "partition.json")
+    assert not options or min(site.size for site in data.clients) == 0
     data.export(file)
-    assert make_data(partition_file=file).partition.hash == data.partition.hash
-    with pytest.raises(DataError, match=r"partition\.json: DataError: .* another order of it: labels differ"):
-        make_data(partition_file=file, split="random80")
+    again = make_data(scenario, partition_file=file, num_clients=data.num_clients, num_labels=None)
+    assert again.client_names == data.client_names
+    for site, other in zip(data.clients, again.clients, strict=True):
+        assert site.labelled.tolist() == other.labelled.tolist()
+        assert sorted(site.unlabelled.tolist()) == other.unlabelled.tolist()
     with pytest.raises(DataError, match=rf"{data.num_clients} clients; give --data\.num_clients {data.num_clients}"):
         make_data(partition_file=file, num_clients=3)
+
+
+def test_what_a_server_holds_is_not_exported(tmp_path):
+    with pytest.raises(ConfigError, match="the server holds labelled images"):
+        make_data("server").export(str(tmp_path / "partition.json"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_partition_follows_its_seed_or_that_of_the_run():

@@ -16,7 +16,7 @@ from datamodules.io import npz
 from datamodules.isic2018 import ISIC2018
 from datamodules.mnist import MNIST
 from datamodules.npz import Npz
-from datamodules.partition.partition import Partition
+from datamodules.partition.given import read_clients
 
 PICTURES = {Folder: "pictures/{}/one.png", CINIC10: "cinic10/{}/one.png", ISIC2018: "isic2018/one.jpg"}
 FILES = {
@@ -76,7 +76,7 @@ def test_a_pipe_or_a_device_is_refused(name, kind, tmp_path):
 def test_a_partition_file_is_a_regular_file(tmp_path):
     os.mkfifo(tmp_path / "split.json")
     with pytest.raises(DataError, match="not a regular file"):
-        Partition.load(tmp_path / "split.json", [0, 1])
+        read_clients(str(tmp_path / "split.json"), 2)
 
 
 @pytest.mark.parametrize(("cls", "options"), [(Npz, {"file": "cifar10.npz"}), (CIFAR10, {})])
