@@ -242,6 +242,9 @@ class FSSLDataModule(L.LightningDataModule):
         """SHA-256 of files that the options name and a user may change, as ``Arrays.sha256`` names them.
 
         A complete run of other files is not taken for this one.
+
+        Raises:
+            OSError: one cannot be read.
         """
         return {}
 

@@ -40,7 +40,6 @@ class Geometry:
         side: side of the square that it is then resized to; ``None``: as it is.
         pad: pixels that it then gets on each side.
         mode: what these are: black (``zero``), or mirrored content, the outermost pixel not repeated (``reflect``).
-        channels: 3 turns one-channel images into three identical channels.
         crop: side of the window that is cut at a uniform position; ``None``: the whole image, without randomness.
         flip: probability with which a window is mirrored; 0 draws no coin.
 
@@ -52,7 +51,6 @@ class Geometry:
     side: int | None = None
     pad: int = 0
     mode: Literal["zero", "reflect"] = "zero"
-    channels: int | None = None
     crop: int | None = None
     flip: float = 0.0
 
@@ -63,9 +61,9 @@ class Geometry:
             raise ConfigError(f"a window of {self.crop} does not fit into {self.side}: {way}")
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Lay out uint8 images [N, H, W, C] for cutting: uint8 [N, H', W', C'], contiguous, same device.
+        """Lay out uint8 images [N, H, W, 1 or 3] for cutting: uint8 [N, H', W', 3], contiguous, same device.
 
-        Raises `DataError` for images that are not uint8 [N, H, W, C].
+        One channel becomes three identical ones. Raises `DataError` for images that are not uint8 [N, H, W, C].
         """
         if images.dtype != torch.uint8 or images.ndim != 4:
             raise DataError(
@@ -76,9 +74,7 @@ class Geometry:
         if self.side is not None:
             images = resize(images, self.side)
         images = zero_pad(images, self.pad) if self.mode == "zero" else reflect_pad(images, self.pad)
-        if self.channels is not None:
-            images = images.expand(-1, -1, -1, self.channels)
-        return images.contiguous()
+        return images.expand(-1, -1, -1, 3).contiguous()
 
     def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None) -> Tensor:
         """Cut one window per entry of `index` (int64 [B], positions in `prepared`): uint8 [B, h, w, C]."""

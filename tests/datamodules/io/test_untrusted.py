@@ -69,7 +69,7 @@ def test_a_pipe_or_a_device_is_refused(name, kind, tmp_path):
         file.with_name(f"{part}-ubyte").touch()
     os.mkfifo(file) if kind == "pipe" else file.symlink_to("/dev/zero")
     with pytest.raises(DataError, match=rf"(?=.*{file.name}).*not a regular file"):
-        cls(data_dir=str(tmp_path), **options).read()
+        cls(data_dir=str(tmp_path), **options).prepare_data()
 
 
 @pytest.mark.timeout(60)
