@@ -302,8 +302,8 @@ class FSSLDataModule(L.LightningDataModule):
         seed = stream_seed(self.partition_seed, h.partition_stream)
         made = shares(h, arrays.train_labels, seed, arrays.train_clients)
         self.partition, self._validation, self.client_names = made.partition, made.validation, made.names
-        if h.partition_file and (given := made.digest):
-            self.sha256 = {**self.sha256, Path(h.partition_file).name: given}
+        if made.digest:
+            self.sha256 = {**self.sha256, Path(h.partition_file).name: made.digest}
         if len(made.tested):
             self.test_images, self.test_labels = self.train_images[made.tested], true_labels(self)[made.tested]
         self._ready = True

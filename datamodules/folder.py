@@ -233,7 +233,7 @@ def _images(place: Path, others: Counter[str], least: int = 1) -> list[Path]:
 def _decoded(root: Path, found: Listing, side: int | None, test_fraction: float) -> Arrays:
     parts = [found.train, found.test] if found.test else [found.train]
     grey, size = True, (side, side) if side else None
-    for picture in (picture for some in parts for picture in some):
+    for picture in (*found.train, *found.test):
         is_grey, own = _looked_at(picture.file)
         grey, size = grey and is_grey, size or own
         if not side and own != size:

@@ -79,12 +79,12 @@ def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any]
     if given is not None and given.labelled is not None:
         partition = given.partition(labels, seed)
     else:
-        held, owners = np.concatenate([validation, tested, unknown]), None
+        held = [validation, tested, unknown]
         if given is not None:
-            held, owners = np.append(held, np.flatnonzero(given.owners == NOBODY)), given.owners
-        rest = np.setdiff1d(np.arange(len(labels)), held)
-        own = None if owners is None else owners[rest]
-        partition = Draw(options, labels[rest], RandomState(seed), own).partition().moved(rest)
+            held.append(np.flatnonzero(given.owners == NOBODY))
+        rest = _rest(labels, held)
+        owners = None if given is None else given.owners[rest]
+        partition = Draw(options, labels[rest], RandomState(seed), owners).partition().moved(rest)
         if len(unknown):
             partition = _with_unknown(partition, options, unknown, given, seed)
     if options["labelled_holdout"]:
@@ -378,6 +378,4 @@ class Draw:
 
 def _rest(labels: Labels, taken: Sequence[Positions]) -> Positions:
     """Return the positions not in ``taken``, ascending."""
-    left = np.ones(len(labels), dtype=bool)
-    left[np.concatenate(taken)] = False
-    return np.flatnonzero(left)
+    return np.setdiff1d(np.arange(len(labels)), np.concatenate(taken))

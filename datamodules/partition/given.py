@@ -121,7 +121,7 @@ def _given(content: Any, num_samples: int) -> Given:
         labelled.append(own if a_number else _places(own, f"labelled images of client {name!r}", num_samples))
     said = any(own is not None for own in labelled)
     chosen = [NOTHING if own is None else own for own in labelled]
-    return Given(tuple(map(str, content)), owners, chosen if said else None)
+    return Given(tuple(content), owners, chosen if said else None)
 
 
 def _places(listed: Any, what: str, num_samples: int) -> Positions:

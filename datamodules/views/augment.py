@@ -132,11 +132,6 @@ class FeatureView:
         """Key of the output of ``prepare``."""
         return self
 
-    @property
-    def fixed(self) -> bool:
-        """Whether this is the original sample without any draw."""
-        return (self.first, self.end) == (0, 1)
-
     def prepare(self, stored: Tensor) -> Tensor:
         """Return all samples' versions to choose from, float [N, V, d] (shares memory with ``stored``).
 
@@ -155,7 +150,7 @@ class FeatureView:
         Raises:
             RunError: a version must be drawn, but there is no generator.
         """
-        if self.fixed:
+        if (self.first, self.end) == (0, 1):
             return prepared[index, 0]
         generator = _required(generator)
         version = torch.randint(prepared.shape[1], index.shape, generator=generator, device=prepared.device)
