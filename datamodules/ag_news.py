@@ -2,7 +2,6 @@
 
 import csv
 import hashlib
-import json
 from collections.abc import Sequence
 from importlib.resources import files as package_files
 from pathlib import Path
@@ -12,18 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datamodules.base import FSSLDataModule
-from datamodules.common.errors import ConfigError, DataError
-from datamodules.common.files import made_once
+from datamodules.common.errors import ConfigError, DataError, message_of
 from datamodules.io import text
-from datamodules.io.npz import read_npz, write_npz
-from datamodules.io.sources import STORED, Arrays, sha256_of
+from datamodules.io.npz import read_npz
+from datamodules.io.sources import Arrays, sha256_of
 from datamodules.views.pipelines import WEAK_COPIES
 
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 FOLDERS = ("ag_news_csv", "ag_news", ".")
 BACK_TRANSLATION = "ag_news_back_translation.npz"
 LISTED = "ag_news_texts.txt"
-KEPT = "1"  # version of the cached arrays; changes when the same options produce different arrays
 TEST_DIGEST = "13f335964e1d1061da023de993c5aae9517f09ca9fe515cc0ab412e97d900c0d"
 """``digest`` of the sorted keys of the test texts."""
 REMEDY = (
@@ -46,11 +43,9 @@ class AGNews(FSSLDataModule):
     ``strong``, texts per class). Options for images (``flip``, ``side``, ``mean``, ...) have no effect.
 
     Args:
-        encoder: ``bert`` (the paper's), ``minilm`` (see ``text.load``), or ``auto``: the first of them with cached
-            features, otherwise the first that can be loaded.
-        strong: ``back_translation``: from ``ag_news_back_translation.npz`` in the data directory, whose
-            ``translations`` (str [N, 2]) are aligned with all training texts; ``words``: ``text.distorted``; ``auto``:
-            the former if the file exists.
+        encoder: ``bert`` (the paper's) or ``minilm``; see ``text.load``.
+        strong: ``back_translation`` (the paper's): from ``ag_news_back_translation.npz`` in the data directory, whose
+            ``translations`` (str [N, 2]) are aligned with all training texts; or ``words``: ``text.distorted``.
         texts: which training texts to use: ``all`` in the order of the file, or the 7 000 ``listed`` in
             ``ag_news_texts.txt``, in the order of the list, which does not depend on the copy of the data set.
         texts_per_class: training texts drawn from these per class, the same in every run; all if there are fewer.
@@ -66,8 +61,8 @@ class AGNews(FSSLDataModule):
 
     def __init__(
         self,
-        encoder: Literal["auto", "bert", "minilm"] = "auto",
-        strong: Literal["auto", "back_translation", "words"] = "auto",
+        encoder: Literal["bert", "minilm"] = "bert",
+        strong: Literal["back_translation", "words"] = "back_translation",
         texts: Literal["all", "listed"] = "all",
         texts_per_class: int = 12_500,
         pipeline: str = "feature_versions",
@@ -77,47 +72,29 @@ class AGNews(FSSLDataModule):
         self._arrays: Arrays | None = None
 
     def read(self) -> Arrays:
-        """Return features float32 [N, 3, d] of training texts (text and two copies), [N, 1, d] of test texts."""
+        """Return the features of the texts.
+
+        Those of training texts are float32 [N, 3, d], of the text and two copies, or with ``feature_copies`` [N, 5, d],
+        of the text and four; those of test texts are float32 [N, 1, d].
+        """
         if self._arrays is None:
-            self._arrays = self._read(Path(self.hparams.data_dir))
+            self._arrays = self._read(Path(self.hparams.data_dir), self.hparams.encoder)
         return self._arrays
 
-    def _read(self, root: Path) -> Arrays:
-        """Return a run's arrays; cached if they depend on the list and the options only, since encoding is slow."""
-        named = {name: self.hparams[name] for name in ("encoder", "strong", "texts", "texts_per_class", "pipeline")}
-        if named["texts"] != "listed" or named["strong"] != "words" or named["encoder"] == "auto":
-            return self._made(root)
-        path = root / f"ag_news-{digest([KEPT, *map(str, named.values()), *read_keys()])[:16]}.npz"
-
-        def make() -> None:
-            arrays = self._made(root)
-            told = json.dumps({"sha256": arrays.sha256, "provenance": self.provenance})
-            write_npz(path, {name: getattr(arrays, name) for name in STORED} | {"told": np.array(told)})
-
-        if not path.exists():
-            text_files(root)  # refuses a folder without texts before anything is written there
-        made_once(path, make)
-        kept = read_npz(path, remedy="Delete it to have it made again")
-        told = json.loads(str(kept["told"]))
-        self.provenance = told["provenance"]
-        train, labels, test, test_labels = (kept[name] for name in STORED)
-        return Arrays(train, labels, test, test_labels, CLASSES, told["sha256"])
-
-    def _made(self, root: Path) -> Arrays:
+    def _read(self, root: Path, encoder: str) -> Arrays:
         found, digests = read_texts(root)
         train, train_labels, test, test_labels = listed(found) if self.hparams.texts == "listed" else found
         keep = sample(train_labels, self.hparams.texts_per_class)
         texts, (copies, strong, more) = [train[i] for i in keep], self._copies(root, train, keep)
-        kind = self._encoder(texts, root)
         parts, digests = [], digests | more
         weak = [text.distorted(texts, seed) for seed in range(10, 10 + WEAK_COPIES)] if self._varied else []
         for part in (texts, *weak, *copies, test):
-            values, file = text.features(kind, part, root, self.device)
+            values, file = text.features(encoder, part, root, self.device)
             parts.append(values)
             digests[file.name] = sha256_of(file)
         labels = train_labels[keep]
         self.provenance = {
-            "encoder": text.ENCODERS[kind],
+            "encoder": text.ENCODERS[encoder],
             "strong_view": strong,
             "texts_per_class": np.bincount(labels, minlength=self.num_classes).tolist(),
         }
@@ -128,11 +105,11 @@ class AGNews(FSSLDataModule):
 
     def _copies(self, root: Path, train: list[str], keep: Labels) -> tuple[list[list[str]], str, dict[str, str]]:
         """Two copies of every kept text for strong views, what they are, and the digest of the file they come from."""
-        file, asked = root / BACK_TRANSLATION, self.hparams.strong
-        if asked == "words" or (asked == "auto" and not file.exists()):
+        if self.hparams.strong == "words":
             texts = [train[i] for i in keep]
             rate = 0.3 if self._varied else 0.1
             return [text.distorted(texts, seed, rate) for seed in (1, 2)], "word_deletion_swap", {}
+        file = root / BACK_TRANSLATION
         remedy = "Provide the file (translations: str [training texts, 2]), or choose data.strong=words"
         found = read_npz(file, remedy=remedy).get("translations", np.empty(0))
         if found.shape != (len(train), 2):
@@ -143,18 +120,6 @@ class AGNews(FSSLDataModule):
     def _varied(self) -> bool:
         """Whether weak views are drawn."""
         return bool(self.hparams.pipeline == "feature_copies")
-
-    def _encoder(self, texts: list[str], root: Path) -> str:
-        if self.hparams.encoder != "auto":
-            return str(self.hparams.encoder)
-        for kind in text.ENCODERS:
-            if text.cache(kind, texts, root).exists():
-                return kind
-        try:
-            text.load("bert", self.device)
-            return "bert"
-        except DataError:
-            return "minilm"
 
 
 def sample(labels: Labels, per_class: int) -> Labels:
@@ -241,8 +206,10 @@ def read_texts(root: Path) -> tuple[Texts, dict[str, str]]:
     except ConfigError:
         raise
     except Exception as error:
-        what = f"{files[0]} is damaged or a different data set: {type(error).__name__}: {error}"
-        raise DataError(f"ag_news: {what}. {REMEDY}") from error
+        where = files[0] if len(files) == 1 else f"train.csv or test.csv in {files[0].parent}"
+        raise DataError(
+            f"ag_news: {where} is damaged or a different data set: {message_of(error)}. {REMEDY}"
+        ) from error
     return found, digests
 
 

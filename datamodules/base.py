@@ -30,6 +30,7 @@ from datamodules.common.options import (
 from datamodules.common.plugins import place
 from datamodules.io.sources import STORED, Arrays, ArraysError, Images, channel_moments, random_split
 from datamodules.partition.draw import shares, stream_seed
+from datamodules.partition.given import write_clients
 from datamodules.partition.lists import Lists, Positions
 from datamodules.partition.partition import Repeats, Role, Union, labelled_sets, unlabelled_sets
 from datamodules.partition.roster import Roster
@@ -90,8 +91,8 @@ class FSSLDataModule(L.LightningDataModule):
             tune hyperparameters without a look at test images. Every site keeps one labelled image at least.
         balanced_holdout: training images, equally many of every class, that go to nobody (not to the server either) and
             that the test set is replaced by. They count among those of ``validation``, where there are some.
-        partition_file: a saved partition to use instead of drawing one, or a JSON file with each client's training
-            images (see ``given.read_clients``).
+        partition_file: JSON file that says who has which training images, and perhaps labels (see
+            ``given.read_clients``), instead of a draw.
         pipeline: name of the image pipeline, or dotted path of a function from ``pipelines.Look`` to views.
         side: side of the network's square input; default: the data set's.
         zoom: side that training images are enlarged to before the crop; default: in proportion to ``side``.
@@ -162,7 +163,7 @@ class FSSLDataModule(L.LightningDataModule):
         labelled_histogram: list[int] | None = None,
         label_fraction: Annotated[float, Field(gt=0, le=1)] | None = None,
         num_labels: int | None = None,
-        labels_per_class: NotNegative | None = None,
+        labels_per_class: Positive | None = None,
         labelled_repeats: Repeats = "none",
         labelled_pool_order: Literal["shuffled", "dataset"] = "shuffled",
         hidden_labels: Literal["hidden", "revealed", "pooled"] = "hidden",
@@ -241,6 +242,9 @@ class FSSLDataModule(L.LightningDataModule):
         """SHA-256 of files that the options name and a user may change, as ``Arrays.sha256`` names them.
 
         A complete run of other files is not taken for this one.
+
+        Raises:
+            OSError: one cannot be read.
         """
         return {}
 
@@ -286,7 +290,7 @@ class FSSLDataModule(L.LightningDataModule):
         return arrays
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the data and draw (or load) the partition; a second call does nothing."""
+        """Read the data and draw the partition, or read it; a second call does nothing."""
         if self._ready:
             return
         arrays = self._arrays_read()
@@ -298,8 +302,8 @@ class FSSLDataModule(L.LightningDataModule):
         seed = stream_seed(self.partition_seed, h.partition_stream)
         made = shares(h, arrays.train_labels, seed, arrays.train_clients)
         self.partition, self.client_names = made.partition, made.names
-        if h.partition_file and (given := made.digest):
-            self.sha256 = {**self.sha256, Path(h.partition_file).name: given}
+        if made.digest:
+            self.sha256 = {**self.sha256, Path(h.partition_file).name: made.digest}
         if len(made.tested):
             self.test_images, self.test_labels = self.train_images[made.tested], true_labels(self)[made.tested]
         self._ready = True
@@ -359,8 +363,8 @@ class FSSLDataModule(L.LightningDataModule):
         return self.partition.histogram(true_labels(self).cpu(), self.num_classes, role)
 
     def export(self, path: str) -> None:
-        """Save the partition for ``partition_file``; with another data set or order of images it is refused."""
-        self.partition.save(path, true_labels(self).cpu())
+        """Write who has which images and labels, for ``partition_file``; see ``given.write_clients``."""
+        write_clients(path, self.client_names, self.partition)
 
     def roster(self, seed: int, participants: int | None = None, rule: str = "uniform") -> Roster:
         """The schedule of participants over this partition (see ``Roster``)."""

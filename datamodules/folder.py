@@ -88,10 +88,7 @@ class Folder(FSSLDataModule):
     def _digests(self, found: "Listing") -> dict[str, str]:
         digest, root = hashlib.sha256(), self._root()
         for picture in (*found.train, *found.test):
-            try:
-                content = sources.sha256_of(picture.file)
-            except OSError as error:
-                raise DataError(f"{picture.file} cannot be read as an image: {error}. Replace or remove it") from error
+            content = sources.sha256_of(picture.file)
             digest.update(os.fsencode(picture.file.relative_to(root)) + f"\0{content}\n".encode())
         return {root.resolve().name: digest.hexdigest()}
 
@@ -227,8 +224,8 @@ def _images(place: Path, others: Counter[str], least: int = 1) -> list[Path]:
     found = [file for file in files if file.suffix.lower() in SUFFIXES]
     counts = Counter(file.suffix.lower() for file in files if file.suffix.lower() not in SUFFIXES)
     if len(found) < least:
-        but = f" but {', '.join(f'{count} {suffix}' for suffix, count in counts.items())}" if counts else ""
-        raise DataError(f"{place} has no images ({', '.join(SUFFIXES)}){but}; add some, or remove the folder")
+        only = f", only {', '.join(f'{count} {suffix}' for suffix, count in counts.items())}" if counts else ""
+        raise DataError(f"{place} has no images ({', '.join(SUFFIXES)}){only}; add some, or remove the folder")
     others.update(counts)
     return found
 
@@ -236,7 +233,7 @@ def _images(place: Path, others: Counter[str], least: int = 1) -> list[Path]:
 def _decoded(root: Path, found: Listing, side: int | None, test_fraction: float) -> Arrays:
     parts = [found.train, found.test] if found.test else [found.train]
     grey, size = True, (side, side) if side else None
-    for picture in (picture for some in parts for picture in some):
+    for picture in (*found.train, *found.test):
         is_grey, own = _looked_at(picture.file)
         grey, size = grey and is_grey, size or own
         if not side and own != size:

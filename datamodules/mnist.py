@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datamodules.base import FSSLDataModule
-from datamodules.common.errors import DataError
+from datamodules.common.errors import DataError, message_of
 from datamodules.common.files import read_bytes
 from datamodules.common.options import Probability
 from datamodules.io.sources import Arrays, Content, Folder, load
@@ -80,12 +80,15 @@ def read_mnist(
 
 
 def _idx(file: Path, md5: str | None) -> NDArray[np.uint8]:
-    """Read an IDX file of bytes, gzipped or not; its content must have the MD5, if one is given."""
-    data = gzip.decompress(read_bytes(file)) if file.suffix == ".gz" else read_bytes(file)
-    if md5 and (found := hashlib.md5(data, usedforsecurity=False).hexdigest()) != md5:
-        raise DataError(f"the content of {file.name} has the MD5 {found} instead of {md5}")
-    start, kind, axes = struct.unpack_from(">HBB", data)
-    if (start, kind) != (0, 8):
-        raise DataError(f"{file.name} is not an IDX file of bytes")
-    shape = struct.unpack_from(f">{axes}I", data, 4)
-    return np.frombuffer(bytearray(data), np.uint8, offset=4 + 4 * axes).reshape(shape)
+    """Read an IDX file of bytes, gzipped or not; its content must have the MD5, if one is given. Errors name it."""
+    try:
+        data = gzip.decompress(read_bytes(file)) if file.suffix == ".gz" else read_bytes(file)
+        if md5 and (found := hashlib.md5(data, usedforsecurity=False).hexdigest()) != md5:
+            raise DataError(f"its content has the MD5 {found} instead of {md5}")
+        start, kind, axes = struct.unpack_from(">HBB", data)
+        if (start, kind) != (0, 8):
+            raise DataError("it is not an IDX file of bytes")
+        shape = struct.unpack_from(f">{axes}I", data, 4)
+        return np.frombuffer(bytearray(data), np.uint8, offset=4 + 4 * axes).reshape(shape)
+    except Exception as error:
+        raise DataError(f"{file.name}: {message_of(error)}") from error

@@ -47,10 +47,7 @@ class Npz(FSSLDataModule):
     def digests(self) -> dict[str, str]:
         """That of the file."""
         file = self._file()
-        try:
-            return {file.name: sha256_of(file)}
-        except OSError as error:
-            raise DataError(f"{file} cannot be read: {error.strerror or error}") from error
+        return {file.name: sha256_of(file)}
 
     def read(self) -> Arrays:
         """The arrays of the file."""
@@ -63,7 +60,7 @@ class Npz(FSSLDataModule):
         images = [_with_channels(found[f"{part}_images"]) for part in parts]
         labels = [found[f"{part}_labels"] for part in parts]
         labels = [array[:, 0] if array.shape[1:] == (1,) else array for array in labels]
-        top = min(int(labels[0].max(initial=0)), len(labels[0]))  # a name for each number up to an id fills the memory
+        top = min(int(labels[0].max(initial=0)), len(labels[0]))  # not 10^12 names where labels are ids
         names = tuple(map(str, found["class_names"].tolist() if "class_names" in found else range(top + 1)))
         clients = found.get("client_ids")
         notes: tuple[str, ...] = ()

@@ -25,7 +25,6 @@ from benchmark.runs.loggers import mirror_run
 from benchmark.runs.records import code_versions, read_record, read_rows, revisions
 from benchmark.runs.states import CHECKPOINT, LAST_STATE, other_data
 from datamodules.common.errors import BenchError, ConfigError, RunError, Stopped
-from datamodules.partition.partition import stored_hash
 
 KEPT_BYTES = 50_000_000  # of the state of a complete run
 
@@ -118,9 +117,6 @@ def is_complete(run: Run) -> bool:
         raise ConfigError(f"{path}: {'; '.join(changed)}. Delete the folder to run it again")
     if record["status"] != "complete":
         return False
-    split = config.data.init_args.get("partition_file")
-    if split and stored_hash(split) not in (None, record.get("partition_hash")):
-        raise ConfigError(f"{split} has changed since {path} was made; delete that folder to run it again")
     if other := other_data(config, record):
         raise ConfigError(f"{other} has changed since {path} was made; delete that folder to run it again")
     if by_other_code(run, record):

@@ -113,7 +113,7 @@ def _named_digests(config: RunConfig, known: Digests) -> Mapping[str, str]:
         if key not in known:
             known[key] = {}
             known[key] = build(data, "data", data_dir=folder, run_seed=config.seed).digests()
-    except BenchError:
+    except (BenchError, OSError):
         return {}
     return known[key]
 

@@ -1,7 +1,6 @@
 """Regular files alone, atomic writes, files made once, and disk errors that name the file."""
 
 import errno
-import fcntl
 import os
 import secrets
 import stat
@@ -9,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from filelock import FileLock
 
 from datamodules.common.errors import DataError
 
@@ -45,7 +46,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _irregular(path: str | Path) -> OSError:
-    return OSError(errno.EINVAL, "it is no regular file", str(path))
+    return OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 @contextmanager
@@ -86,29 +87,21 @@ def write_changed(texts: Mapping[Path, str]) -> list[Path]:
 
 
 def made_once(path: Path, make: Callable[[], object]) -> None:
-    """Call ``make`` if ``path`` does not exist; other processes wait, and find it.
-
-    On a file system without locks there is no waiting: at worst several processes create the same file.
+    """Call ``make`` if ``path`` does not exist; other processes wait, and find it. A hidden file stays as their lock.
 
     Raises:
         DataError: the folder of ``path`` is not writable.
     """
     if path.exists():
         return
-    lock = path.with_name(f".{path.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = lock.open("w")
+        held = FileLock(path.with_name(f".{path.name}.lock")).acquire()
     except OSError as error:
         raise DataError(f"cannot write {path}: {error}. Free some space or choose another data_dir") from error
-    with handle:
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        try:
-            if not path.exists():
-                make()
-        finally:
-            lock.unlink(missing_ok=True)
+    with held:
+        if not path.exists():
+            make()
 
 
 @contextmanager

@@ -63,8 +63,9 @@ def check_together(options: Mapping[str, Any]) -> None:
                 f"data.{first}={options[first]} and data.{second}={options[second]}: {why}; give only one of them"
             )
     for name in ("mean", "std", "test_mean", "test_std"):
-        if options[name] is not None and len(options[name]) not in (1, channels := options["channels"]):
-            raise ConfigError(f"data.{name}={options[name]}: give one number, or one for each of {channels} channels")
+        values, channels = options[name], options["channels"]
+        if values is not None and len(values) not in (1, channels):
+            raise ConfigError(f"data.{name}={values}: give one number, or one per channel (data.channels={channels})")
 
 
 def check_arguments(cls: type, values: Mapping[str, Any]) -> None:

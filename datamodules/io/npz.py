@@ -25,7 +25,7 @@ def read_npz(
 
     Raises:
         ConfigError: the arrays do not fit into memory; none has been read.
-        DataError: it is no regular file or no archive, or it is damaged; or an array holds Python objects.
+        DataError: it is not a regular file or not an archive, or it is damaged; or an array holds Python objects.
     """
     try:
         with open(file, "rb", opener=regular) as stream, zipfile.ZipFile(stream) as archive:

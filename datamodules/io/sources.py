@@ -164,7 +164,7 @@ def load(
         try:
             return cached(name, data_dir, partial(_downloaded, name, places[0], read, fetch, root))
         except Exception as error:  # any error of network or disk is reported below
-            failure = f"the download failed with {type(error).__name__}: {error}"
+            failure = f"the download failed: {message_of(error)}"
     raise DataError(f"{name} was not found: looked for {', '.join(absent)}; {failure}. {remedy} to {root.resolve()}")
 
 
@@ -201,7 +201,7 @@ def _downloaded(name: str, place: Sequence[str], read: Reader, fetch: Callable[[
 
 def _open(name: str, read: Reader, root: Path, files: list[Path]) -> Arrays:
     try:
-        digests = {file.name: sha256_of(file) for file in files}  # first: a pipe would never end
+        digests = {file.name: sha256_of(file) for file in files if not file.is_dir()}  # first: a pipe would never end
         train_images, train_labels, test_images, test_labels, names, *clients = read(root, files)
         arrays = Arrays(train_images, train_labels, test_images, test_labels, tuple(names), digests, *clients)
         known = arrays.train_labels[arrays.train_labels != HIDDEN]
@@ -211,9 +211,10 @@ def _open(name: str, read: Reader, root: Path, files: list[Path]) -> Arrays:
     except ConfigError:
         raise
     except Exception as error:  # each format's library has its own exceptions
+        where = files[0] if read is _read_cache else f"a file in {files[0].parent}"
         raise DataError(
-            f"{name}: {files[0]} (file 1 of {len(files)}) is damaged or not the published data set: "
-            f"{type(error).__name__}: {error}. Provide an intact copy, or delete it to try the other sources"
+            f"{name}: {where} is damaged or not the published data set: {message_of(error)}. Provide an intact copy, "
+            "or delete it to try the other sources"
         ) from error
     return arrays
 
@@ -282,10 +283,7 @@ def files_below(place: Path) -> list[Path]:
 
 
 def sha256_of(file: Path) -> str:
-    """SHA-256 in hex of a regular file's bytes, or of the sorted names of the images in a folder."""
-    if file.is_dir():
-        names = sorted(str(image.relative_to(file)) for image in file.rglob("*.*"))
-        return hashlib.sha256("\n".join(names).encode()).hexdigest()
+    """SHA-256 in hex of a regular file's bytes."""
     with open(file, "rb", opener=regular) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -79,11 +79,14 @@ def token_mean(hidden: Tensor, mask: Tensor) -> Tensor:
 def features(kind: str, texts: Sequence[str], folder: Path, device: torch.device) -> tuple[Features, Path]:
     """Return feature vectors float32 [N, d] of the texts and their cache file; one process computes, others wait.
 
+    The file is named by the encoder and a digest of the texts.
+
     Raises:
         ConfigError: the features do not fit into memory.
         DataError: the encoder cannot be loaded, or the file cannot be read or written.
     """
-    path = cache(kind, texts, folder)
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    path = folder / f"features-{ENCODERS[kind]}-{digest[:16]}.npz"
 
     def compute() -> None:
         encode = load(kind, device)
@@ -92,12 +95,6 @@ def features(kind: str, texts: Sequence[str], folder: Path, device: torch.device
 
     made_once(path, compute)
     return read_npz(path, remedy="Delete it to have it recomputed")["features"], path
-
-
-def cache(kind: str, texts: Sequence[str], folder: Path) -> Path:
-    """Return the cache file of these texts' features, named by encoder and a digest of the texts."""
-    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
-    return folder / f"features-{ENCODERS[kind]}-{digest[:16]}.npz"
 
 
 def distorted(texts: Sequence[str], seed: int, rate: float = 0.1) -> list[str]:

@@ -43,7 +43,7 @@ class Shares(NamedTuple):
         validation: ascending positions that go to nobody.
         tested: ascending positions that the test set is replaced by.
         names: the clients' names; their numbers, where nobody names them.
-        digest: SHA-256 of a plain partition file.
+        digest: SHA-256 of the partition file.
     """
 
     partition: Partition
@@ -76,18 +76,15 @@ def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any]
     _check(options, len(unknown), given)
     tested = balanced_holdout(options, labels[known], seed)
     validation, tested = known[validation_images(options, len(known), seed, tested)], known[tested]
-    if file and given is None:
-        partition = Partition.load(file, labels)
-        _check_number(options, partition.num_clients)
-    elif given is not None and given.labelled is not None:
+    if given is not None and given.labelled is not None:
         partition = given.partition(labels, seed)
     else:
-        held, owners = np.concatenate([validation, tested, unknown]), None
+        held = [validation, tested, unknown]
         if given is not None:
-            held, owners = np.append(held, np.flatnonzero(given.owners == NOBODY)), given.owners
-        rest = np.setdiff1d(np.arange(len(labels)), held)
-        own = None if owners is None else owners[rest]
-        partition = Draw(options, labels[rest], RandomState(seed), own).partition().moved(rest)
+            held.append(np.flatnonzero(given.owners == NOBODY))
+        rest = _rest(labels, held)
+        owners = None if given is None else given.owners[rest]
+        partition = Draw(options, labels[rest], RandomState(seed), owners).partition().moved(rest)
         if len(unknown):
             partition = _with_unknown(partition, options, unknown, given, seed)
     if options["labelled_holdout"]:
@@ -100,7 +97,9 @@ def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any]
 def _check(options: Options, unknown: int, given: Given | None) -> None:
     """Refuse options that do not suit images without a label, or clients that are given."""
     if given is not None:
-        _check_number(options, len(given.names))
+        if (clients := len(given.names)) != options["num_clients"]:
+            where = options["partition_file"] or "the data set"
+            raise DataError(f"{where} has {clients} clients; give --data.num_clients {clients}")
         for name in ("labelled_from", "labelled_histogram", "labelled_partition"):
             if options[name] is not None:
                 raise ConfigError(f"data.{name} has no effect on clients that are given: leave it out")
@@ -109,12 +108,6 @@ def _check(options: Options, unknown: int, given: Given | None) -> None:
         raise ConfigError(f"{what}, and {unknown} training images have none: leave it out")
     if options["unlabelled_only"] and not unknown:
         raise ConfigError("data.unlabelled_only has no effect: every training image has a label. Leave it out")
-
-
-def _check_number(options: Options, clients: int) -> None:
-    if clients != options["num_clients"]:
-        where = options["partition_file"] or "the data set"
-        raise DataError(f"{where} has {clients} clients; give --data.num_clients {clients}")
 
 
 def _with_unknown(
@@ -283,7 +276,7 @@ class Draw:
                 f"labelled_from={before} spreads all other images over the clients that are not picked, and "
                 f"picked={picked} of {clients} clients leaves none: pick fewer, or leave labelled_from out"
             )
-        chosen: Sequence[int] = range(labelled)
+        chosen = set(range(labelled))
         if (histogram := o["labelled_histogram"]) is not None:
             if picked != 1 or before is not None or clients == 1:
                 raise ConfigError(
@@ -297,7 +290,7 @@ class Draw:
                 parts = [parts[k] for k in pick_labelled(parts, labels, o["labelled_pick"], picked, rng)]
                 parts = parts if len(parts) == clients else parts[:picked]
             else:
-                chosen = pick_labelled(parts, labels, o["labelled_pick"], labelled, rng)[:labelled].tolist()
+                chosen = set(pick_labelled(parts, labels, o["labelled_pick"], labelled, rng)[:labelled].tolist())
         if len(parts) < clients:
             parts += self.spread(_rest(labels, parts), clients - len(parts))
         return Partition(
@@ -312,8 +305,8 @@ class Draw:
         clients, count = self.options["num_clients"], self.options["num_labels"]
         if not count:
             raise ConfigError(
-                "scenario 'server', which needs num_labels: give data.num_labels, or choose another scenario; with "
-                "images without a label, data.unlabelled_only true gives the server all labels"
+                "data.scenario=server needs data.num_labels: give it, or choose another scenario; with images without "
+                "a label, data.unlabelled_only true gives the server all labels"
             )
         server, pool = self._pools(count, by_class=True)
         return Partition([NOTHING] * clients, self.spread(pool, clients), server, pool)
@@ -385,6 +378,4 @@ class Draw:
 
 def _rest(labels: Labels, taken: Sequence[Positions]) -> Positions:
     """Return the positions not in ``taken``, ascending."""
-    left = np.ones(len(labels), dtype=bool)
-    left[np.concatenate(taken)] = False
-    return np.flatnonzero(left)
+    return np.setdiff1d(np.arange(len(labels)), np.concatenate(taken))

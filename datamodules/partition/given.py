@@ -12,8 +12,8 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from datamodules.common.errors import DataError
-from datamodules.common.files import read_bytes
+from datamodules.common.errors import ConfigError, DataError
+from datamodules.common.files import read_bytes, write_atomic
 from datamodules.partition.lists import NOTHING, Positions
 from datamodules.partition.partition import Partition
 from datamodules.partition.sites import HIDDEN
@@ -33,7 +33,7 @@ class Given:
         names: the clients' names.
         owners: client of every training image, int64 [N]; ``NOBODY``'s images have none.
         labelled: by client, the positions that have labels or how many have; ``None``: the scenario chooses.
-        digest: SHA-256 of the file that says this; images of nobody stay so. ``None``: the data set says it.
+        digest: SHA-256 of the partition file that says this; images of nobody stay so. ``None``: the data set says it.
     """
 
     names: tuple[str, ...]
@@ -69,21 +69,36 @@ class Given:
         return Partition(with_label, without, NOTHING, np.sort(np.concatenate(without)))
 
 
-def read_clients(file: str, num_samples: int) -> Given | None:
-    """Read a plain partition file, ``{client: [positions]}``; ``None`` if it was saved with ``Partition.save``.
+def write_clients(path: str, names: Sequence[str], partition: Partition) -> None:
+    """Write a partition file: the images of every client, and those of them that have labels.
 
     Raises:
-        DataError: it cannot be read or is no such file; a position is no training image or has two clients, or a client
-            has none.
+        ConfigError: the server holds labelled images, which no client has.
+        OSError: it cannot be written.
+    """
+    if len(partition.server):
+        raise ConfigError(
+            "a partition file says what clients hold, and here the server holds labelled images: give the options of "
+            "the partition and its seed again instead"
+        )
+    held = zip(names, partition.labelled, partition.unlabelled, strict=True)
+    clients = {name: {"images": [*own.tolist(), *rest.tolist()], "labelled": own.tolist()} for name, own, rest in held}
+    write_atomic(Path(path), json.dumps(clients) + "\n")
+
+
+def read_clients(file: str, num_samples: int) -> Given:
+    """Read a partition file: ``{client: [positions]}``, or what ``write_clients`` writes.
+
+    Raises:
+        DataError: it cannot be read or is no such file; a position is no training image or has two clients.
     """
     path = Path(file)
     try:
         if path.suffix in (".pth", ".pt", ".pkl", ".pickle", ".npz", ".npy") or path.is_dir():
-            raise DataError(f"it is no JSON but {'a folder' if path.is_dir() else path.suffix}: {_FORM}")
+            what = "a folder" if path.is_dir() else f"a {path.suffix} file"
+            raise DataError(f"it must be a JSON file, not {what}: {_FORM}")
         text = read_bytes(path)
         content = json.loads(text)
-        if isinstance(content, Mapping) and "format" in content:
-            return None
         if isinstance(content, Mapping) and "user_data" in content:
             raise DataError(f"it is a data set in LEAF's format: {_FORM}")
         return replace(_given(content, num_samples), digest=hashlib.sha256(text).hexdigest())
@@ -99,22 +114,20 @@ def _given(content: Any, num_samples: int) -> Given:
     for client, (name, one) in enumerate(content.items()):
         one = one if isinstance(one, Mapping) else {"images": one}
         part, own = _places(one.get("images"), f"images of client {name!r}", num_samples), one.get("labelled")
-        if not len(part):
-            raise DataError(f"the images of client {name!r} are none: {_FORM}")
         if len(taken := part[owners[part] != NOBODY]):
             raise DataError(f"clients {list(content)[owners[taken[0]]]!r} and {name!r} both have position {taken[0]}")
         owners[part] = client
         a_number = own is None or (type(own) is int and own >= 0)
-        labelled.append(own if a_number else _places(own, f"labelled of client {name!r}", num_samples))
+        labelled.append(own if a_number else _places(own, f"labelled images of client {name!r}", num_samples))
     said = any(own is not None for own in labelled)
     chosen = [NOTHING if own is None else own for own in labelled]
-    return Given(tuple(map(str, content)), owners, chosen if said else None)
+    return Given(tuple(content), owners, chosen if said else None)
 
 
 def _places(listed: Any, what: str, num_samples: int) -> Positions:
     """Positions of training images, each once."""
     if not isinstance(listed, list) or not all(type(place) is int for place in listed):
-        raise DataError(f"the {what} are no list of whole numbers: {_FORM}")
+        raise DataError(f"the {what} must be a list of whole numbers: {_FORM}")
     if outside := [place for place in listed if not 0 <= place < num_samples]:
         raise DataError(f"the {what} have position {outside[0]}; there are {num_samples} training images")
     if len(set(listed)) < len(listed):

@@ -1,27 +1,21 @@
 """Which client holds which training samples and labels: `Partition`, and the lists that clients train on."""
 
 import hashlib
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from datamodules.common.errors import DataError
-from datamodules.common.files import read_bytes, write_atomic
 from datamodules.partition.lists import Lists, Positions
 from datamodules.partition.sites import HIDDEN
 
 Role = Literal["labelled", "unlabelled", "all"]
 Union = Literal["none", "labelled", "code_index"]
 Repeats = Literal["none", "second_class"]
-
-_FORMAT = "fssl-bench partition 1"
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,40 +49,11 @@ class Partition:
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the content: number of clients, each list's length and values, little-endian int64."""
-        digest = hashlib.sha256(_FORMAT.encode())
+        digest = hashlib.sha256(b"fssl-bench partition 1")
         digest.update(np.array(self.num_clients, dtype="<i8").tobytes())
         for parts in map(Lists.of, (self.labelled, self.unlabelled, [self.server], [self.pool])):
             digest.update(np.insert(parts.flat, parts.starts[:-1], parts.lengths).astype("<i8").tobytes())
         return digest.hexdigest()
-
-    def validate(self, num_samples: int) -> None:
-        """Check the partition against a train set of ``num_samples``.
-
-        Raises:
-            DataError: a position does not exist, a sample has two owners or two roles, or a pool contains a sample
-                twice, contains one of the other kind, or misses one that a client has.
-        """
-        labelled, unlabelled = Lists.of(self.labelled).flat, Lists.of(self.unlabelled).flat
-        drawn = labelled if self.labelled_pool is None else self.labelled_pool
-        every = np.concatenate([labelled, unlabelled, self.server, self.pool, drawn])
-        outside = every[(every < 0) | (every >= num_samples)]
-        if len(outside):
-            raise DataError(f"the partition assigns position {outside[0]}, but there are {num_samples} samples")
-        own, others, server, pool, all_drawn = (
-            np.bincount(part, minlength=num_samples) for part in (labelled, unlabelled, self.server, self.pool, drawn)
-        )
-        problems = {
-            "assigns sample {} twice": own + others + server > 1,
-            "has sample {} in the unlabelled pool twice": pool > 1,
-            "has sample {} in the unlabelled pool, although it is labelled": pool * (own + server) > 0,
-            "does not have sample {} in the unlabelled pool, but a client has it": pool < others,
-            "has sample {} in the labelled pool twice": all_drawn > 1,
-            "has sample {} in both pools": all_drawn * pool > 0,
-            "does not have sample {} in the labelled pool, but a client has it": all_drawn < own,
-        }
-        for problem, wrong in problems.items():
-            if wrong.any():
-                raise DataError(f"the partition {problem.format(np.flatnonzero(wrong)[0])}")
 
     def histogram(self, labels: ArrayLike, num_classes: int, role: Role = "all") -> Positions:
         """Return each client's class counts, int64 [clients, classes], given the training set's labels [N].
@@ -120,69 +85,6 @@ class Partition:
             positions[self.pool],
             None if self.labelled_pool is None else positions[self.labelled_pool],
         )
-
-    def save(self, path: str | os.PathLike[str], labels: ArrayLike | None = None) -> None:
-        """Write the partition as JSON, atomically; equal partitions give equal bytes.
-
-        With the training set's ``labels`` [N] it can only be loaded for that data set in that order.
-        """
-        content = {
-            "format": _FORMAT,
-            "hash": self.hash,
-            **({} if labels is None else {"labels": _digest(labels)}),
-            "labelled": [part.tolist() for part in self.labelled],
-            "unlabelled": [part.tolist() for part in self.unlabelled],
-            "server": self.server.tolist(),
-            "pool": self.pool.tolist(),
-            **({} if self.labelled_pool is None else {"labelled_pool": self.labelled_pool.tolist()}),
-        }
-        write_atomic(Path(path), json.dumps(content, separators=(",", ":")) + "\n")
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], labels: ArrayLike) -> "Partition":
-        """Read a saved partition, check its hash, and `validate` it against the training set's ``labels`` [N].
-
-        Raises:
-            DataError: the file is missing or damaged, or the partition was made for another data set.
-        """
-        try:
-            content = json.loads(read_bytes(Path(path)))
-            if content["format"] != _FORMAT:
-                raise DataError(f"its format is {content['format']!r}, expected {_FORMAT!r}")
-            owned = {field: content[field] for field in ("labelled", "unlabelled", "server", "pool")}
-            partition = cls(**owned, labelled_pool=content.get("labelled_pool"))
-            if partition.hash != content["hash"]:
-                raise DataError("its content does not match its hash")
-            labels = np.asarray(labels)
-            partition.validate(len(labels))
-            if content.get("labels", _digest(labels)) != _digest(labels):
-                raise DataError("it was made for another data set or another order of it: labels differ")
-            if HIDDEN in labels[np.concatenate([*partition.labelled, partition.server])]:
-                raise DataError("it gives a site the label of an image that has none")
-        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-            raise DataError(
-                f"cannot use the partition file {path}: {type(error).__name__}: {error}. Provide an intact copy, or "
-                "save it again with `describe --export`"
-            ) from error
-        return partition
-
-
-def _digest(labels: ArrayLike) -> str:
-    """SHA-256 of labels as little-endian int64."""
-    return hashlib.sha256(np.asarray(labels).astype("<i8").tobytes()).hexdigest()
-
-
-def stored_hash(path: str | os.PathLike[str]) -> str | None:
-    """Read the hash stored in a saved partition; ``None`` for a plain file of clients (``given.read_clients``).
-
-    Raises:
-        DataError: the file is missing or damaged.
-    """
-    try:
-        content = json.loads(read_bytes(Path(path)))
-        return str(content["hash"]) if "format" in content else None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"cannot read the partition file {path}: {type(error).__name__}: {error}") from error
 
 
 def labelled_sets(partition: Partition, labels: ArrayLike, repeats: Repeats = "none") -> Lists:

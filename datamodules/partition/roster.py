@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
@@ -10,17 +9,6 @@ from datamodules.common.errors import ConfigError
 from datamodules.common.streams import derive_seed
 
 RULES = ("uniform", "numpy_round", "numpy_run")
-
-
-class ClientIds(tuple[int, ...]):
-    """Ids of clients. ``in`` looks an id up, which takes no longer among a million of them than among ten."""
-
-    def __contains__(self, client: object) -> bool:
-        return client in self._known
-
-    @cached_property
-    def _known(self) -> frozenset[int]:
-        return frozenset(self)
 
 
 @dataclass
@@ -57,13 +45,7 @@ class Roster:
                 f"roster: {self.participants} participants per round from {self.num_clients} clients; "
                 f"choose 1..{self.num_clients} or null for all"
             )
-        self.labelled = ClientIds(self.labelled)
         self._stream = np.random.RandomState(self.seed % 2**32)
-
-    @property
-    def unlabelled(self) -> tuple[int, ...]:
-        """Ids of the clients without labels."""
-        return tuple(client for client in range(self.num_clients) if client not in self.labelled)
 
     def sample(self, round: int) -> list[int]:
         """Return the ids of the round's participants, ascending, or with ``numpy_run`` in the order drawn."""

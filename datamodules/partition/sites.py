@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import overload
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -54,15 +53,7 @@ class Sites(Sequence[SiteData]):
     def __len__(self) -> int:
         return len(self._labelled)
 
-    @overload
-    def __getitem__(self, client: int) -> SiteData: ...
-
-    @overload
-    def __getitem__(self, client: slice) -> list[SiteData]: ...
-
-    def __getitem__(self, client: int | slice) -> SiteData | list[SiteData]:
-        if isinstance(client, slice):
-            return [self[k] for k in range(*client.indices(len(self)))]
+    def __getitem__(self, client: int) -> SiteData:  # type: ignore[override]
         k = range(len(self))[client]
         if k in self._others:
             return self._others[k]

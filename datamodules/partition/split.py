@@ -73,8 +73,9 @@ def dirichlet(
             shares = rng.dirichlet(concentration)
             if len(members):
                 cuts = _cuts(shares, sizes < capacity, len(members), rng)
-                sizes += np.diff(cuts, prepend=0, append=len(members))
-                pieces.append((members, cuts))
+                counts = np.diff(cuts, prepend=0, append=len(members))
+                sizes += counts
+                pieces.append((members, counts))
         if sizes.min() >= min_size:
             break
     else:
@@ -82,8 +83,7 @@ def dirichlet(
             f"no Dirichlet partition of {available} samples over {num_clients} clients with beta={beta} gave each of "
             f"them min_size={min_size} in {MAX_ATTEMPTS} attempts: choose fewer clients, or a larger beta"
         )
-    taken = [np.diff(cuts, prepend=0, append=len(members)) for members, cuts in pieces]
-    owners = np.concatenate([np.repeat(np.arange(num_clients), counts) for counts in taken])
+    owners = np.concatenate([np.repeat(np.arange(num_clients), counts) for _, counts in pieces])
     order = np.argsort(owners, kind="stable")  # by client, and within a client class by class
     parts = np.split(np.concatenate([members for members, _ in pieces])[order], np.cumsum(sizes)[:-1])
     if shuffle:
@@ -223,7 +223,8 @@ def _spread_classes(
 def _cuts(shares: NDArray[Any], below_cap: NDArray[np.bool_], size: int, rng: RandomState) -> Positions:
     """Turn Dirichlet shares into the K - 1 cut points of a class of ``size`` > 0 samples.
 
-    Shares in float32, as drawn by torch, are normalised and summed in torch's order (FedDB, released code).
+    Shares in float32 are those that FedDB's released code drew with torch, in the record of it that a test compares
+    with; they are normalised and summed in torch's order.
     """
     shares = np.where(below_cap, shares, 0)
     if shares.dtype == np.float32 and shares.sum() > 0:

@@ -40,7 +40,6 @@ class Geometry:
         side: side of the square that it is then resized to; ``None``: as it is.
         pad: pixels that it then gets on each side.
         mode: what these are: black (``zero``), or mirrored content, the outermost pixel not repeated (``reflect``).
-        channels: 3 turns one-channel images into three identical channels.
         crop: side of the window that is cut at a uniform position; ``None``: the whole image, without randomness.
         flip: probability with which a window is mirrored; 0 draws no coin.
 
@@ -52,7 +51,6 @@ class Geometry:
     side: int | None = None
     pad: int = 0
     mode: Literal["zero", "reflect"] = "zero"
-    channels: int | None = None
     crop: int | None = None
     flip: float = 0.0
 
@@ -63,22 +61,20 @@ class Geometry:
             raise ConfigError(f"a window of {self.crop} does not fit into {self.side}: {way}")
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Lay out uint8 images [N, H, W, C] for cutting: uint8 [N, H', W', C'], contiguous, same device.
+        """Lay out uint8 images [N, H, W, 1 or 3] for cutting: uint8 [N, H', W', 3], contiguous, same device.
 
-        Raises `DataError` for images that are not uint8 [N, H, W, C].
+        One channel becomes three identical ones. Raises `DataError` for images that are not uint8 [N, H, W, C].
         """
         if images.dtype != torch.uint8 or images.ndim != 4:
             raise DataError(
-                f"{self}: expected 8-bit images [N, H, W, C], got {images.dtype} {list(images.shape)}; feature vectors "
+                f"expected 8-bit images [N, H, W, C], got {images.dtype} {list(images.shape)}; feature vectors "
                 "need data.pipeline=feature_versions or feature_copies"
             )
         images = zero_pad(images, self.border)
         if self.side is not None:
             images = resize(images, self.side)
         images = zero_pad(images, self.pad) if self.mode == "zero" else reflect_pad(images, self.pad)
-        if self.channels is not None:
-            images = images.expand(-1, -1, -1, self.channels)
-        return images.contiguous()
+        return images.expand(-1, -1, -1, 3).contiguous()
 
     def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None) -> Tensor:
         """Cut one window per entry of `index` (int64 [B], positions in `prepared`): uint8 [B, h, w, C]."""
@@ -109,10 +105,10 @@ class View:
         """
         windows = self.geometry(prepared, index, generator)
         for transform in self.transforms:
-            windows = transform(windows, _required(generator, self))
+            windows = transform(windows, _required(generator))
         batch = normalise(windows, self.mean, self.std)
         for transform in self.post:
-            batch = transform(batch, _required(generator, self))
+            batch = transform(batch, _required(generator))
         return batch
 
 
@@ -136,20 +132,16 @@ class FeatureView:
         """Key of the output of ``prepare``."""
         return self
 
-    @property
-    def fixed(self) -> bool:
-        """Whether this is the original sample without any draw."""
-        return (self.first, self.end) == (0, 1)
-
     def prepare(self, stored: Tensor) -> Tensor:
         """Return all samples' versions to choose from, float [N, V, d] (shares memory with ``stored``).
 
         Raises:
             DataError: ``stored`` are not feature vectors, or have too few versions.
         """
-        if stored.ndim != 3 or stored.shape[1] < (self.end or self.first + 1):
+        least = self.end or self.first + 1
+        if stored.ndim != 3 or stored.shape[1] < least:
             found = f"{stored.dtype} {list(stored.shape)}; choose another data.pipeline"
-            raise DataError(f"{self}: expected feature vectors [N, versions, d] with all these versions, got {found}")
+            raise DataError(f"expected feature vectors [N, {least} versions or more, d], got {found}")
         return stored[:, self.first : self.end]
 
     def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -158,9 +150,9 @@ class FeatureView:
         Raises:
             RunError: a version must be drawn, but there is no generator.
         """
-        if self.fixed:
+        if (self.first, self.end) == (0, 1):
             return prepared[index, 0]
-        generator = _required(generator, self)
+        generator = _required(generator)
         version = torch.randint(prepared.shape[1], index.shape, generator=generator, device=prepared.device)
         return prepared[index, version]
 
@@ -232,7 +224,7 @@ def random_windows(
     order, the top edges, the left edges and, unless `flip` is 0, the mirror coins. Raises `RunError`
     without a generator.
     """
-    generator = _required(generator, "random_windows")
+    generator = _required(generator)
     count, (_, full_height, full_width, channels) = len(index), prepared.shape
     device = prepared.device
     top = torch.randint(full_height - side + 1, (count,), generator=generator, device=device)
@@ -266,7 +258,7 @@ def _scale_shift(
     return scale, shift
 
 
-def _required(generator: torch.Generator | None, who: object) -> torch.Generator:
+def _required(generator: torch.Generator | None) -> torch.Generator:
     if generator is None:
-        raise RunError(f"{who}: random views need a torch.Generator; pass the generator of the client and round")
+        raise RunError("random views need a torch.Generator; pass the generator of the client and round")
     return generator

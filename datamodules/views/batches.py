@@ -45,7 +45,7 @@ class Stream:
     def __post_init__(self) -> None:
         wrong = [name for name, values in self.fields.items() if len(values) != len(self.index)]
         if self.batch_size < 1 or wrong:
-            why = f"{wrong[0]} has not one entry per image" if wrong else f"batch_size={self.batch_size}"
+            why = f"{wrong[0]} does not have one entry per image" if wrong else f"batch_size={self.batch_size}"
             raise ConfigError(f"a stream of {len(self.index)} images: {why}; align the fields, take 1 or more per step")
 
     def __len__(self) -> int:

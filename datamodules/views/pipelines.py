@@ -37,7 +37,7 @@ class Look:
     def geometry(self, **cutting: Any) -> Geometry:
         """How stored images are brought to the network's size, and what is cut from them."""
         size: Any = {"border": self.border} if self.border else {"side": self.size}
-        return Geometry(**{"channels": 3, **size, **cutting})
+        return Geometry(**{**size, **cutting})
 
     def view(self, geometry: Geometry, transforms: tuple = (), post: tuple = ()) -> View:  # type: ignore[type-arg]
         """Return a view with this normalisation."""
@@ -130,11 +130,11 @@ def feature_copies(look: Look) -> dict[str, FeatureView]:
     return {"weak": weak, "strong": FeatureView(1 + WEAK_COPIES, None), "cutout": weak, "test": FeatureView()}
 
 
-_OF_IMAGES: tuple[Pipeline, ...] = (
+_ALL: tuple[Pipeline, ...] = (
     zoom_crop_flip, pad_crop_flip, randaugment_uniform, randaugment_maximal, randaugment_levels,
-    randaugment_levels_cutout, randaugment_affine, randaugment_grid,
+    randaugment_levels_cutout, randaugment_affine, randaugment_grid, feature_versions, feature_copies,
 )  # fmt: skip
-PIPELINES = {made.__name__: made for made in (*_OF_IMAGES, feature_versions, feature_copies)}
+PIPELINES = {pipeline.__name__: pipeline for pipeline in _ALL}
 
 
 def views(name: str, look: Look) -> Views:

@@ -66,7 +66,8 @@ class LabelledClients(FedMethod):
             ConfigError: no client holds labels.
         """
         self.require_labels(roster)
-        return [[client for client in roster.sample(round) if client in roster.labelled]]
+        labelled = set(roster.labelled)
+        return [[client for client in roster.sample(round) if client in labelled]]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the mean cross-entropy on the labelled batch."""

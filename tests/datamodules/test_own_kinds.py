@@ -90,10 +90,10 @@ def test_hidden_labels_and_unknown_ones_go_together(here):
     held = {*range(17)} - {*unlabelled}
     assert len(held) == 3 + 2 and {*data.server.labelled.tolist()} < held and max(held) < 9
     assert data.class_counts("unlabelled").sum() == 4
-    file = str(here / "saved.json")
-    data.export(file)
-    again = ready(Npz, file="x.npz", partition_file=file)
-    assert again.partition.hash == data.partition.hash
+    shared = ready(Npz, file="x.npz", scenario="all_clients", label_fraction=0.5)
+    shared.export(str(here / "saved.json"))
+    again = ready(Npz, file="x.npz", partition_file=str(here / "saved.json"))
+    assert lists(again.partition.labelled) == lists(shared.partition.labelled)
     mixed = ready(Npz, file="x.npz", split="random80", scenario="server", num_labels=3)
     assert (mixed.test_labels >= 0).all() and len(mixed.train_images) == math.floor(15 * 0.8) + 8
     assert len(ready(Npz, file="x.npz", scenario="server", num_labels=3, balanced_holdout=3).test_labels) == 3
@@ -185,16 +185,16 @@ def test_a_plain_file_says_who_has_what(here):
     everybody = with_clients(parts, unlabelled_only=True, scenario="all_clients").partition
     assert lists(everybody.labelled) == [[0, 1, 2, 3], [4, 5, 6], [8, 9]] and lists(everybody.unlabelled)[2] == [12]
     assert {"clients.json", "x.npz"} == set(with_clients(parts).sha256)
+    assert with_clients({"hash": [0, 1], "labelled": [2], "format": [3, 4, 5]}).client_names[2] == "format"
 
 
 BAD_CLIENTS = {
     "range": ({"a": [0, 99]}, "client 'a' have position 99; there are 12"),
     "double": ({"a": [0, 1, 1]}, "client 'a' have position 1 twice"),
     "shared": ({"a": [0, 1], "b": [1]}, "'a' and 'b' both have position 1"),
-    "empty": ({"a": [0], "b": []}, "images of client 'b' are none"),
-    "text": ({"a": ["0"]}, "no list of whole numbers"),
-    "truth": ({"a": [True]}, "no list of whole numbers"),
-    "share": ({"a": {"images": [0], "labelled": 0.5}}, "labelled of client 'a' are no list"),
+    "text": ({"a": ["0"]}, "images of client 'a' must be a list of whole numbers"),
+    "truth": ({"a": [True]}, "must be a list of whole numbers"),
+    "share": ({"a": {"images": [0], "labelled": 0.5}}, "labelled images of client 'a' must be a list"),
     "nobody": ({}, "has no clients"),
     "list": ([[0, 1]], "has no clients"),
     "labels elsewhere": ({"a": {"images": [0], "labelled": [5]}}, "'a' is to have labels of position 5"),
@@ -215,7 +215,7 @@ def test_a_plain_file_is_looked_at(name, here):
 def test_what_others_save_is_named(name, here):
     file_of()
     os.mkdir(name) if name == "clients" else (here / name).write_bytes(b"x")
-    with pytest.raises(DataError, match=rf"{name}: it is no JSON.*docs/data\.md"):
+    with pytest.raises(DataError, match=rf"{name}: it must be a JSON file.*docs/data\.md"):
         ready(Npz, file="x.npz", partition_file=name)
 
 
@@ -278,7 +278,7 @@ def test_a_folder_of_images_in_each_class_is_no_layout(here):
     assert "n1 4, n2 4" in said and "val" in said and "1 .txt" in said
     for file in (here / "pictures/test/n2").iterdir():
         file.rename(file.with_suffix(".tif"))
-    with pytest.raises(DataError, match=r"no images.*4 \.tif"):
+    with pytest.raises(DataError, match=r"no images .*only 4 \.tif"):
         pictures()
 
 

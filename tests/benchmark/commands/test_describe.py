@@ -7,8 +7,6 @@ import pytest
 
 from benchmark.cli import main
 from benchmark.config import RunConfig
-from datamodules.digits import Digits
-from datamodules.partition.partition import Partition
 from federations import make_data
 
 DIGITS = ["describe", "--data", "digits"]
@@ -32,6 +30,11 @@ def test_the_options_and_the_seed_that_drew_the_partition_are_shown(capsys: Any)
     assert first_and_hash(capsys) == (title, other)
 
 
+def table(capsys: Any) -> list[list[str]]:
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    return [row for row in rows if row and row[0].isdigit()]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -50,11 +53,11 @@ def test_a_partition_is_exported_and_imported(tmp_path: Path, capsys: Any) -> No
     """Under any name: its suffix says nothing."""
     file = str(tmp_path / "part")
     assert main([*DIGITS, "--data.beta", "0.3", "--data.num_clients", "4", "--export", file]) == 0
-    saved = Partition.load(file, Digits().read().train_labels)
-    assert first_and_hash(capsys)[1] == saved.hash and saved.num_clients == 4
+    drawn = table(capsys)
+    assert len(drawn) == 4
     again = [*DIGITS, "--data.partition_file", file]
     assert main([*again, "--data.num_clients", "4"]) == 0
-    assert first_and_hash(capsys)[1] == saved.hash
+    assert table(capsys) == drawn
     assert main(again) == 2
     assert "has 4 clients; give --data.num_clients 4" in capsys.readouterr().err
 
@@ -70,6 +73,5 @@ def test_the_labels_of_a_server_and_many_clients_are_shown(capsys: Any) -> None:
 def test_a_new_split_shows_its_own_images(capsys: Any) -> None:
     """Class counts belong to the training images that the run would have, not to the published ones."""
     assert main([*DIGITS, "--data.split", "random80", "--data.num_clients", "3", "--data.partition", "iid"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    shown = [[int(n) for n in row[4:]] for row in rows if row[:1] in (["0"], ["1"], ["2"])]
+    shown = [[int(n) for n in row[4:]] for row in table(capsys)]
     assert shown == make_data(split="random80", num_clients=3).class_counts("all").tolist()

@@ -184,15 +184,17 @@ def test_precisions(tmp_path):
 
 def test_a_changed_split_is_not_taken_for_the_old_one(tmp_path):
     """A complete run whose partition file was replaced says so instead of showing the old numbers."""
-    file, splits = tmp_path / "split.json", []
-    for seed in (1, 2):
+    file = tmp_path / "split.json"
+
+    def export(seed):
         data = FewDigits(num_clients=4, partition_seed=seed)
         data.setup()
-        splits.append(data.partition)
-    splits[0].save(file)
+        data.export(str(file))
+
+    export(1)
     options = {**SHORT, "data__partition_file": str(file), "data__num_clients": 4}
     fit(configuration(tmp_path, **options))
     fit(configuration(tmp_path, **options))
-    splits[1].save(file)
+    export(2)
     with pytest.raises(ConfigError, match=r"split\.json"):
         fit(configuration(tmp_path, **options))

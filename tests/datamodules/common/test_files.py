@@ -3,6 +3,8 @@
 import errno
 import os
 import threading
+import time
+from contextlib import suppress
 
 import pytest
 
@@ -39,7 +41,33 @@ def test_one_makes_a_file_and_the_others_find_it(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(made) == 1 and list(path.parent.iterdir()) == [path]
+    assert len(made) == 1 and list(path.parent.glob("[!.]*")) == [path]
+
+
+def test_one_at_a_time_makes_a_file_also_after_one_that_failed(tmp_path):
+    """Who waited and who came later made it at once: the first had taken their lock away."""
+    path, at_work, most = tmp_path / "cache", [], []
+
+    def make(number):
+        at_work.append(number)
+        time.sleep(0.3)
+        most.append(len(at_work))
+        at_work.remove(number)
+        if number == 0:
+            raise OSError("no network")
+        path.write_text("whole")
+
+    def want(number):
+        with suppress(OSError):
+            made_once(path, lambda: make(number))
+
+    threads = [threading.Thread(target=want, args=(number,)) for number in range(3)]
+    for thread, pause in zip(threads, (0.1, 0.3, 0), strict=True):
+        thread.start()
+        time.sleep(pause)
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1
 
 
 def test_a_folder_where_nothing_can_be_made(tmp_path):

@@ -16,7 +16,7 @@ from datamodules.io import npz
 from datamodules.isic2018 import ISIC2018
 from datamodules.mnist import MNIST
 from datamodules.npz import Npz
-from datamodules.partition.partition import Partition
+from datamodules.partition.given import read_clients
 
 PICTURES = {Folder: "pictures/{}/one.png", CINIC10: "cinic10/{}/one.png", ISIC2018: "isic2018/one.jpg"}
 FILES = {
@@ -68,15 +68,15 @@ def test_a_pipe_or_a_device_is_refused(name, kind, tmp_path):
     for part in ("train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         file.with_name(f"{part}-ubyte").touch()
     os.mkfifo(file) if kind == "pipe" else file.symlink_to("/dev/zero")
-    with pytest.raises(DataError, match=rf"{file.name}.*no regular file"):
-        cls(data_dir=str(tmp_path), **options).read()
+    with pytest.raises(DataError, match=rf"(?=.*{file.name}).*not a regular file"):
+        cls(data_dir=str(tmp_path), **options).prepare_data()
 
 
 @pytest.mark.timeout(60)
 def test_a_partition_file_is_a_regular_file(tmp_path):
     os.mkfifo(tmp_path / "split.json")
-    with pytest.raises(DataError, match="no regular file"):
-        Partition.load(tmp_path / "split.json", [0, 1])
+    with pytest.raises(DataError, match="not a regular file"):
+        read_clients(str(tmp_path / "split.json"), 2)
 
 
 @pytest.mark.parametrize(("cls", "options"), [(Npz, {"file": "cifar10.npz"}), (CIFAR10, {})])

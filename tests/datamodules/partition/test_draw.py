@@ -8,6 +8,7 @@ from datamodules.partition.draw import Draw, balanced_holdout, labelled_holdout,
 from datamodules.partition.partition import unlabelled_sets
 from datamodules.partition.split import labelled_pool, pairs
 from federations import SCENARIOS, make_data
+from label_pools import assert_sound
 
 SEED = 3
 labels = np.random.RandomState(0).permutation(np.arange(600) % 10)
@@ -27,7 +28,7 @@ def test_the_partition_of_the_rest_is_that_of_a_data_set_without_the_held_images
     made = shares(options(scenario, validation=4), labels, SEED)
     rest = np.delete(np.arange(600), made.validation)
     alone = draw(options(scenario), labels[rest], SEED)
-    made.partition.validate(600)
+    assert_sound(made.partition, 600)
     assert made.partition.hash == alone.moved(rest).hash and len(rest) == 596
 
 
@@ -35,7 +36,7 @@ def test_a_holdout_leaves_stand_ins_where_they_are():
     """A tuning run meets the unlabelled images of the run that it tunes."""
     made = draw(options("all_clients"), labels, SEED)
     rest = made.without_labelled(labelled_holdout(made, 0.25, SEED))
-    rest.validate(600)
+    assert_sound(rest, 600)
     for before, after, whole, less in zip(
         made.labelled,
         rest.labelled,

@@ -1,5 +1,4 @@
 import hashlib
-import json
 import struct
 
 import numpy as np
@@ -46,51 +45,6 @@ def test_histogram_of_both_roles():
     assert partition.histogram(labels, 4, "unlabelled").tolist() == [[0, 0, 0, 0], [1, 2, 0, 0]]
 
 
-def test_saved_partitions_come_back_and_have_equal_bytes(tmp_path):
-    small().save(tmp_path / "one.json")
-    small().save(tmp_path / "two.json")
-    assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
-    loaded = Partition.load(tmp_path / "one.json", small_labels)
-    assert loaded.hash == small().hash
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["one.json", "two.json"]
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda text: text[: len(text) // 2], "JSONDecodeError"),
-        (lambda text: text.replace("partition 1", "partition 9"), "expected 'fssl-bench partition 1'"),
-        (lambda text: json.dumps({**json.loads(text), "server": [3]}), "does not match its hash"),
-    ],
-)
-def test_damaged_partition_files_give_one_error(tmp_path, damage, message):
-    path = tmp_path / "broken.json"
-    small().save(path)
-    path.write_text(damage(path.read_text()))
-    with pytest.raises(DataError, match=rf"broken\.json: .*{message}.*intact copy"):
-        Partition.load(path, small_labels)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ((([0, 9],), ([],), [], []), "assigns position 9, but there are 9 samples"),
-        ((([],), ([-1],), [], []), "assigns position -1"),
-        ((([1], [2, 1]), ([], []), [], []), "sample 1 twice"),
-        ((([3],), ([],), [3], []), "sample 3 twice"),
-        ((([],), ([],), [5], [5]), "sample 5 .* although it is labelled"),
-        ((([],), ([],), [], [5, 5]), "sample 5 in the unlabelled pool twice"),
-        ((([],), ([5, 6],), [], [6]), "not have sample 5 in the unlabelled pool"),
-        ((([0, 1],), ([2],), [], [2, 3], [0, 1, 1]), "sample 1 in the labelled pool twice"),
-        ((([0, 1],), ([2],), [], [2, 3], [0, 1, 2]), "sample 2 in both pools"),
-        ((([0, 1],), ([2],), [], [2, 3], [0, 4]), "not have sample 1 in the labelled pool"),
-    ],
-)
-def test_validate_names_the_sample(fields, message):
-    with pytest.raises(DataError, match=message):
-        Partition(*fields).validate(9)
-
-
 # --- labelled samples among the unlabelled ones
 
 
@@ -115,15 +69,7 @@ def test_unlabelled_sets_by_the_released_index():
         assert joint.tolist() == [*front, *own]
 
 
-def test_the_released_index_needs_a_labelled_pool(tmp_path):
-    """It travels with a saved partition; without it there is no place to look up."""
-    path = tmp_path / "split.json"
-    whole = spread(3, num_labels=28)
-    whole.save(path, small_labels)
-    loaded = Partition.load(path, small_labels)
-    for ours, theirs in zip(unlabelled_sets(loaded, "code_index"), unlabelled_sets(whole, "code_index"), strict=True):
-        assert ours.tolist() == theirs.tolist()
-    assert loaded.hash == whole.hash == Partition(whole.labelled, whole.unlabelled, whole.server, whole.pool).hash
+def test_the_released_index_needs_a_labelled_pool():
     for options in ({"label_fraction": 0.3}, {"num_labels": 72}):
         lacking = spread(3, **options)
         with pytest.raises(DataError, match=r"labelled pool.*num_labels.*union_mode"):

@@ -16,6 +16,7 @@ from datamodules.digits import Digits
 from datamodules.partition.draw import shares
 from datamodules.partition.partition import labelled_sets, unlabelled_sets
 from datamodules.partition.sites import HIDDEN
+from label_pools import assert_sound
 
 FILE = Path(__file__).parents[2] / "golden" / "partitions.json"
 SIZES = (90, 80, 70, 60, 60, 55, 55, 50, 40, 40)
@@ -57,7 +58,7 @@ def digest(rule: str, scenario: str) -> str:
     options = {**Digits().hparams, "num_clients": 7, **RULES[rule], **SCENARIOS[scenario]}
     labels = PARTLY_KNOWN if options["unlabelled_only"] else LABELS
     made = shares(options, labels, 3)
-    made.partition.validate(len(labels))
+    assert_sound(made.partition, len(labels))
     union = "code_index" if made.partition.labelled_pool is not None else "labelled"
     lists = [labelled_sets(made.partition, labels, options["labelled_repeats"])]
     if options["labelled_holdout"] == 0:

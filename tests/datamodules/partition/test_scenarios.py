@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from datamodules.common.errors import ConfigError, DataError
-from label_pools import drawn, sorted_labels
+from label_pools import assert_sound, drawn, sorted_labels
 
 SVHN = sorted_labels((4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659))
 ISIC = sorted_labels((261, 425, 873, 88, 889, 5363, 113))
@@ -27,7 +27,7 @@ def sizes(parts):
 
 def test_published_svhn_partition():
     partition = svhn_partition(10)
-    partition.validate(len(SVHN))
+    assert_sound(partition, len(SVHN))
     counts = partition.histogram(SVHN, 10)
     assert counts.sum(axis=1).tolist() == SVHN_SIZES
     assert partition.histogram(SVHN, 10, "labelled").tolist() == [SVHN_LABELLED] + [[0] * 10] * 9
@@ -52,7 +52,7 @@ def test_labelled_sizes_when_the_number_of_clients_varies(num_clients, labelled)
     repartitioned = svhn_partition(num_clients)
     assert len(repartitioned.labelled[0]) == labelled
     kept = svhn_partition(num_clients, labelled_from=10)
-    kept.validate(len(SVHN))
+    assert_sound(kept, len(SVHN))
     reference = svhn_partition(10)
     assert kept.num_clients == num_clients
     assert kept.labelled[0].tolist() == reference.labelled[0].tolist()
@@ -74,7 +74,7 @@ def test_two_labelled_clients_of_the_published_partition_and_the_upper_bound():
 
 def test_a_given_histogram_makes_client_0():
     partition = svhn_partition(10, 3, labelled_histogram=SVHN_LABELLED)
-    partition.validate(len(SVHN))
+    assert_sound(partition, len(SVHN))
     assert partition.histogram(SVHN, 10)[0].tolist() == SVHN_LABELLED
     others = partition.histogram(SVHN, 10)[1:]
     assert others.sum() == len(SVHN) - 6621 and others.sum(axis=1).min() >= 10

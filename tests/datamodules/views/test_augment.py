@@ -108,7 +108,7 @@ def test_cutout_follows_the_scalar_rule():
     ("make", "error", "words"),
     [
         (lambda: Geometry(side=30, crop=32), ConfigError, r"enlarge to at least .* \(data\.zoom\)"),
-        (lambda: Geometry().prepare(torch.zeros(2, 4, 4, 3)), DataError, "expected 8-bit images"),
+        (lambda: Geometry().prepare(torch.zeros(2, 4, 4, 3)), DataError, r"^expected 8-bit images"),
         (lambda: Geometry(crop=4)(noise(2, 4, 4, 3), torch.tensor([0]), None), RunError, "torch.Generator"),
     ],
 )

@@ -121,7 +121,7 @@ def test_streams_that_can_give_no_batch_are_left_out():
 
 
 def test_fields_of_another_length():
-    with pytest.raises(ConfigError, match="a stream of 5 images: mask has not one entry per image"):
+    with pytest.raises(ConfigError, match="a stream of 5 images: mask does not have one entry per image"):
         Stream(torch.arange(5), 2, fields={"y": torch.zeros(5), "mask": torch.zeros(6)})
 
 
