@@ -61,6 +61,13 @@ def test_a_checkout_is_described_and_marked_if_its_code_differs_and_the_changes_
     assert "-first\n+second\n" in patch and "+third\n" in patch and "README" not in patch and "rate" not in patch
 
 
+def test_a_changed_file_in_another_encoding_is_part_of_the_patch(monkeypatch, tmp_path):
+    checkout(monkeypatch, tmp_path, "benchmark/run.py")
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "methods" / "names.txt").write_bytes(b"M\xfcller\n")
+    assert "+M\ufffdller\n" in code_identity.uncommitted()
+
+
 MINE = """
 from methods.fedavg import FedAvg
 
@@ -89,6 +96,13 @@ def test_the_source_of_a_users_class_is_told_beside_the_revision(tmp_path, monke
     assert by_other_code(run, made) and not by_other_revision(run, made)
     monkeypatch.setattr(FedAvg, "revision", FedAvg.revision + 1)
     assert by_other_revision(run, made)
+
+
+@pytest.mark.parametrize("network", ["gone_pkg.nets.Net", "gone.Net"])
+def test_a_run_whose_network_is_gone_has_a_revision_without_its_source(network):
+    run = Run.of(from_dict({"method": "fedavg", "data": "digits", "model": "mlp"}))
+    run = run.replace(model=network)
+    assert revision(run) == f"method {FedAvg.revision}, framework {REVISION}"
 
 
 def test_digests_of_old_records_are_the_first_revision():
