@@ -63,7 +63,6 @@ class FedRGD(FixMatch):
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """Return one cohort per group; the first client of each is its bridge."""
-        super().select_clients(round, roster)
         drawn, count = roster.shuffled(round), self.hparams.num_groups
         self.groups = [drawn[group::count] for group in range(count)]
         return self.groups

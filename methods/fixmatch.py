@@ -45,8 +45,8 @@ class FixMatch(LabelsAtServer, ServerMomentum):
         model: the network.
         threshold: smallest probability of a pseudo-label.
         lambda_u: weight of the pseudo-label loss.
-        dpl: debias probabilities before they become pseudo-labels (FedDB's DPL, ``dpl.debias``); labels made in a step
-            are debiased by the mean over its batch.
+        dpl: debias probabilities before they become pseudo-labels (FedDB's DPL, ``methods.parts.tensors.debias``);
+            labels made in a step are debiased by the mean over its batch.
         full_batch: one step per epoch, on all labelled and all kept images of the client; a client without kept images
             takes its labels in batches of 64 (FedDB's released code).
         batch_size: images per step of each stream.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from methods.base import Batch, LocalWork, Pass, Site, Stream
 from methods.cbafed import CBAFed, assign, class_counts
-from methods.parts.tensors import wide
+from methods.parts.tensors import masked_mean, wide
 
 
 class RebuiltSets(CBAFed):
@@ -97,4 +97,4 @@ def batch_loss(logits: Tensor, thresholds: Tensor, tail: Tensor) -> tuple[Tensor
     labels, confident, rescued = assign(logits.detach().softmax(dim=1), thresholds, tail)
     kept = confident | rescued
     losses = F.cross_entropy(logits, labels, reduction="none")
-    return (losses * kept).sum() / kept.sum().clamp_min(1), labels, kept
+    return masked_mean(losses, kept), labels, kept
