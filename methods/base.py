@@ -432,6 +432,17 @@ class FedMethod(L.LightningModule):
         own = tally.mean(own_column(name, self.automatic_optimization))
         return tally.mean(name) if own is None else own
 
+    def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor) -> None:
+        """In a step, log the quality of the batch's pseudo-labels as ``Site.report_pseudo_labels`` does.
+
+        Args:
+            index: positions of the images in the training set, a field of their stream, int64 ``[n]``.
+            labels: their pseudo-labels, ``[n]``.
+            selected: which of them are used, bool ``[n]``.
+        """
+        if (site := self._engine.site) is not None:
+            site.report_pseudo_labels(index, labels, selected)
+
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Lightning's ``log``; in a federation it is ``tally``, and reads nothing back.
 

@@ -119,7 +119,7 @@ class ProxyFL(JointSteps):
             samples = batch["unlabelled"]
             local, p = out["weak"].detach().softmax(dim=1), self.received_predicts(samples["weak"])
             decided, labels = self.decided(local, p), p.argmax(dim=1)
-            self.report(samples, labels, decided)
+            self.report_pseudo_labels(samples["index"], labels, decided)
             self.count(batch, labels, decided)
             targets = one_hot(labels, p.shape[1]).to(p.dtype)
             unlabelled: Tensor = self.mean_loss(smoothed_divergence(targets, out["strong"]), decided)  # L_u
