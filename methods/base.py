@@ -130,18 +130,19 @@ class FedMethod(L.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["model"])
-        check_arguments(type(self), self.hparams)
+        h = self.hparams
+        check_arguments(type(self), h)
         self.model = cast(Backbone, model)
         self._frozen = frozenset(f"model.{name}" for name in frozen(model))
         self.visit = Visit()
-        self.eval_batch = self.eval_batch if eval_batch is None else eval_batch
-        self.require("from 0", lr=lr is None or lr >= 0, weight_decay=weight_decay >= 0)
-        self.require("0 or more and below 1", momentum=0 <= momentum < 1)
-        self.require("above 0, or null", clip_norm=clip_norm is None or clip_norm > 0)
-        self.require("from 1", batch_size=batch_size >= 1, eval_batch=self.eval_batch >= 1)
-        self.require("from 1 to batch_size", min_batch=1 <= min_batch <= batch_size)
-        counts = {n: v for n, v in self.hparams.items() if n.endswith(COUNTS) and v}
-        rates = {n: v for n, v in self.hparams.items() if n.startswith(WEIGHTS) and isinstance(v, int | float)}
+        self.eval_batch = self.eval_batch if h.eval_batch is None else h.eval_batch
+        self.require("from 0", lr=h.lr is None or h.lr >= 0, weight_decay=h.weight_decay >= 0)
+        self.require("0 or more and below 1", momentum=0 <= h.momentum < 1)
+        self.require("above 0, or null", clip_norm=h.clip_norm is None or h.clip_norm > 0)
+        self.require("from 1", batch_size=h.batch_size >= 1, eval_batch=self.eval_batch >= 1)
+        self.require("from 1 to batch_size", min_batch=1 <= h.min_batch <= h.batch_size)
+        counts = {n: v for n, v in h.items() if n.endswith(COUNTS) and v}
+        rates = {n: v for n, v in h.items() if n.startswith(WEIGHTS) and isinstance(v, int | float)}
         self.require("from 0", **{n: v > 0 for n, v in counts.items()}, **{n: v >= 0 for n, v in rates.items()})
         self.spread: Spread = serially  # shares work that needs no client among processes
         for number in step_numbers(type(self)):

@@ -48,15 +48,7 @@ class FedAvg(LabelledClients, ServerMomentum):
         local_epochs: int = 1,
         **base: Any,
     ) -> None:
-        super().__init__(
-            model,
-            lr_schedule=lr_schedule,
-            server_momentum=server_momentum,
-            nesterov=nesterov,
-            clip_norm=clip_norm,
-            local_epochs=local_epochs,
-            **base,
-        )
+        super().__init__(model, **base)
 
     def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
         """Weigh clients by their numbers of images, or with ``aggregation=uniform`` alike."""

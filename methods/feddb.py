@@ -66,8 +66,8 @@ class FedDB(NormChoices, FixMatch):
         full_batch: bool = True,
         **base: Any,
     ) -> None:
-        super().__init__(model, dpl=dpl, full_batch=full_batch, **base)
-        self.weighs = aggregation != "uniform"
+        super().__init__(model, **base)
+        self.weighs = self.hparams.aggregation != "uniform"
         self.register_buffer("app_u", torch.full((num_classes,), 1.0 / num_classes))
 
     def visit_streams(self, client: Site) -> dict[str, Stream]:

@@ -77,10 +77,10 @@ class FedDure(SupervisedFirst, LocalSSL):
         freg_lr: float = 5e-4,
         **base: Any,
     ) -> None:
-        super().__init__(model, threshold=threshold, **base)
+        super().__init__(model, **base)
         self.automatic_optimization = False
         self.creg = copy.deepcopy(model)
-        self.freg = WeightNet(num_classes, freg_hidden)
+        self.freg = WeightNet(num_classes, self.hparams.freg_hidden)
 
     def configure_optimizers(self) -> Any:
         """Return one optimiser each for the local model, C-reg and F-reg."""

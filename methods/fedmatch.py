@@ -127,13 +127,13 @@ class FedMatch(LabelsAtServer, ServerMomentum):
             if sigma.requires_grad:
                 psi = self.first_psi(sigma.detach())
                 parametrize.register_parametrization(layer, "weight", Additive(psi, l1_threshold))
-        super().__init__(model, batch_size=batch_size, clip_norm=clip_norm, server_momentum=server_momentum, **base)
+        super().__init__(model, **base)
         self.automatic_optimization = False
         self.require_thresholds("threshold")
         self.hparams.image_shape = list(image_shape)
         names = [name for name, _ in model.named_parameters()]
         self.psi_names = [name for name in names if name.endswith(".parametrizations.weight.0.psi")]
-        size, count = sum(psi.numel() for psi in self.psi().values()), helpers if self.psi_names else 0
+        size, count = sum(psi.numel() for psi in self.psi().values()), self.hparams.helpers if self.psi_names else 0
         slots = [nn.Parameter(torch.zeros(size), requires_grad=False) for _ in range(count)]
         self.helper = nn.ParameterList(slots)
         self.register_buffer("helper_count", torch.zeros((), dtype=torch.int64))

@@ -70,7 +70,7 @@ class FixMatch(LabelsAtServer, ServerMomentum):
         batch_size: int = 32,
         **base: Any,
     ) -> None:
-        super().__init__(model, batch_size=batch_size, **base)
+        super().__init__(model, **base)
         self.require_thresholds("threshold")
 
     def optimizer_scopes(self) -> Sequence[Scope]:

@@ -71,7 +71,7 @@ class FL2(FixMatch):
         server_pretrain: int = 10,
         **base: Any,
     ) -> None:
-        super().__init__(model, server_pretrain=server_pretrain, **base)
+        super().__init__(model, **base)
         self.automatic_optimization = False
         self.register_buffer("tau", torch.ones(()))  # a client without pseudo-labels counts as certain
 

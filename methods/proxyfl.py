@@ -88,8 +88,8 @@ class ProxyFL(JointSteps):
         self.register_buffer("prior", torch.full((num_classes,), 1.0 / num_classes))
         self.register_buffer("counts", torch.zeros(num_classes))
         size = classifier(self.model).in_features
-        self.feat_proj = nn.Linear(size, size) if icpl_weight else None
-        self.proxy_proj = nn.Linear(size, size, bias=False) if icpl_weight else None
+        self.feat_proj = nn.Linear(size, size) if self.hparams.icpl_weight else None
+        self.proxy_proj = nn.Linear(size, size, bias=False) if self.hparams.icpl_weight else None
 
     def configure_optimizers(self) -> Any:
         """Return one optimiser for the network and the heads."""

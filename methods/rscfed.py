@@ -49,7 +49,7 @@ class RSCFed(SharpenedTeacher):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        shares_out(labelled_weight_mode)
+        shares_out(self.hparams.labelled_weight_mode)
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """Return the labelled clients during warm-up, then ``subsets`` independent draws (Algorithm 1, line 3).

@@ -60,16 +60,9 @@ class JointSteps(FedMethod):
         clip_norm: float | None = None,
         **base: Any,
     ) -> None:
-        super().__init__(
-            model,
-            batch_size=batch_size,
-            local_epochs=local_epochs,
-            lr=lr,
-            weight_decay=weight_decay,
-            clip_norm=clip_norm,
-            **base,
-        )
-        self.require("false beside reset_momentum", share_momentum=not (share_momentum and self.hparams.reset_momentum))
+        super().__init__(model, **base)
+        h = self.hparams
+        self.require("false beside reset_momentum", share_momentum=not (h.share_momentum and h.reset_momentum))
         self.require_thresholds("threshold")
         self.received = copy.deepcopy(model).requires_grad_(False).eval()
 
