@@ -191,13 +191,11 @@ class FedMethod(L.LightningModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``[B, classes]`` of images ``[B, C, H, W]``."""
-        logits: Tensor = self.model(x)
-        return logits
+        return self.model(x)
 
     def predict(self, x: Tensor) -> Tensor:
         """Class probabilities ``[B, classes]``, float32 or wider; used for evaluation and pseudo-labels."""
-        logits: Tensor = self(x)
-        return wide(logits).softmax(dim=1)
+        return wide(self(x)).softmax(dim=1)
 
     def on_fit_start(self) -> None:
         """A plain ``Trainer`` begins; a federation refuses the same precisions by its configuration.

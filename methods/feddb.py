@@ -112,8 +112,7 @@ class FedDB(NormChoices, FixMatch):
         beta = model_weights(averages.cpu(), as_written=self.hparams.aggregation == "dma_written")
         self.tally("dma_weights", beta)
         self.tally("dma_change", (beta * len(beta) - 1.0).abs().max())
-        weights: list[float] = beta.tolist()
-        return weights
+        return beta.tolist()
 
 
 def app_u_momentum(average: Tensor, batch: Tensor, gamma: float = 0.5) -> Tensor:

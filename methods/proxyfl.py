@@ -134,8 +134,7 @@ class ProxyFL(JointSteps):
 
     def decided(self, local: Tensor, p: Tensor) -> Tensor:
         """Mark unlabelled images on which either model is confident, bool ``[N]``."""
-        sure: Tensor = torch.maximum(local.amax(dim=1), p.amax(dim=1)) >= self.hparams.threshold
-        return sure
+        return torch.maximum(local.amax(dim=1), p.amax(dim=1)) >= self.hparams.threshold
 
     def mean_loss(self, losses: Tensor, decided: Tensor) -> Tensor:
         """L_u: mean over all images, where undecided ones count as 0."""

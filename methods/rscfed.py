@@ -168,5 +168,4 @@ def tensor_distance(a: State, b: State, total: str = "sum_tensor") -> Tensor:
             L2 norm of the concatenated difference (paper).
     """
     norms = torch.stack([torch.linalg.vector_norm(a[n].to(torch.float64) - b[n].to(torch.float64)) for n in a])
-    distance: Tensor = norms.sum() if total == "sum_tensor" else torch.linalg.vector_norm(norms)
-    return distance
+    return norms.sum() if total == "sum_tensor" else torch.linalg.vector_norm(norms)

@@ -61,8 +61,7 @@ class ViTTiny(Backbone):
 
     def features(self, x: Tensor) -> Tensor:
         """Map images [B, 3, side, side] to features [B, 192]."""
-        features: Tensor = self.backbone(x)
-        return features
+        return self.backbone(x)
 
 
 def translated(state: dict[str, Tensor]) -> dict[str, Tensor]:
