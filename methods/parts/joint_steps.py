@@ -102,9 +102,7 @@ class JointSteps(FedMethod):
         out = self.outputs(batch)
         loss = self.labelled_loss(batch, out)
         if "unlabelled" in batch:
-            targets, mask = self.targets(batch["unlabelled"], out["weak"].detach().softmax(dim=1))
-            self.report_pseudo_labels(batch["unlabelled"]["index"], targets.argmax(dim=1), mask)
-            unlabelled = (mask * smoothed_divergence(targets, out["strong"])).mean()
+            unlabelled = self.unlabelled_loss(batch, out)
             self.log("loss_unlabelled", unlabelled.detach())
             loss = loss + self.hparams.lambda_u * unlabelled
         return loss + self.proximal_loss()
@@ -116,6 +114,12 @@ class JointSteps(FedMethod):
         loss = F.cross_entropy(out["x"], batch["labelled"]["y"])
         self.log("loss_labelled", loss.detach())
         return loss
+
+    def unlabelled_loss(self, batch: Batch, out: Mapping[str, Tensor]) -> Tensor:
+        """Mean of ``m KL(t || p(strong))`` over the unlabelled images."""
+        targets, mask = self.targets(batch["unlabelled"], out["weak"].detach().softmax(dim=1))
+        self.report_pseudo_labels(batch["unlabelled"]["index"], targets.argmax(dim=1), mask)
+        return (mask * smoothed_divergence(targets, out["strong"])).mean()
 
     def proximal_loss(self) -> Tensor | float:
         """FedProx's term."""
