@@ -127,18 +127,19 @@ class FedMethod(L.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["model"])
-        check_arguments(type(self), self.hparams)
+        h = self.hparams
+        check_arguments(type(self), h)
         self.model = cast(Backbone, model)
         self._frozen = frozenset(f"model.{name}" for name in frozen(model))
         self.visit = Visit()
-        self.eval_batch = self.eval_batch if eval_batch is None else eval_batch
-        self.require("from 0", lr=lr is None or lr >= 0, weight_decay=weight_decay >= 0)
-        self.require("0 or more and below 1", momentum=0 <= momentum < 1)
-        self.require("above 0, or null", clip_norm=clip_norm is None or clip_norm > 0)
-        self.require("from 1", batch_size=batch_size >= 1, eval_batch=self.eval_batch >= 1)
-        self.require("from 1 to batch_size", min_batch=1 <= min_batch <= batch_size)
-        counts = {n: v for n, v in self.hparams.items() if n.endswith(COUNTS) and v}
-        rates = {n: v for n, v in self.hparams.items() if n.startswith(WEIGHTS) and isinstance(v, int | float)}
+        self.eval_batch = self.eval_batch if h.eval_batch is None else h.eval_batch
+        self.require("from 0", lr=h.lr is None or h.lr >= 0, weight_decay=h.weight_decay >= 0)
+        self.require("0 or more and below 1", momentum=0 <= h.momentum < 1)
+        self.require("above 0, or null", clip_norm=h.clip_norm is None or h.clip_norm > 0)
+        self.require("from 1", batch_size=h.batch_size >= 1, eval_batch=self.eval_batch >= 1)
+        self.require("from 1 to batch_size", min_batch=1 <= h.min_batch <= h.batch_size)
+        counts = {n: v for n, v in h.items() if n.endswith(COUNTS) and v}
+        rates = {n: v for n, v in h.items() if n.startswith(WEIGHTS) and isinstance(v, int | float)}
         self.require("from 0", **{n: v > 0 for n, v in counts.items()}, **{n: v >= 0 for n, v in rates.items()})
         self.spread: Spread = serially  # shares work that needs no client among processes
         for number in step_numbers(type(self)):
@@ -187,13 +188,11 @@ class FedMethod(L.LightningModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``[B, classes]`` of images ``[B, C, H, W]``."""
-        logits: Tensor = self.model(x)
-        return logits
+        return self.model(x)
 
     def predict(self, x: Tensor) -> Tensor:
         """Class probabilities ``[B, classes]``, float32 or wider; used for evaluation and pseudo-labels."""
-        logits: Tensor = self(x)
-        return wide(logits).softmax(dim=1)
+        return wide(self(x)).softmax(dim=1)
 
     def on_fit_start(self) -> None:
         """A plain ``Trainer`` begins; a federation refuses the same precisions by its configuration.
@@ -428,6 +427,17 @@ class FedMethod(L.LightningModule):
             return None
         own = tally.mean(own_column(name, self.automatic_optimization))
         return tally.mean(name) if own is None else own
+
+    def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor) -> None:
+        """In a step, log the quality of the batch's pseudo-labels as ``Site.report_pseudo_labels`` does.
+
+        Args:
+            index: positions of the images in the training set, a field of their stream, int64 ``[n]``.
+            labels: their pseudo-labels, ``[n]``.
+            selected: which of them are used, bool ``[n]``.
+        """
+        if (site := self._engine.site) is not None:
+            site.report_pseudo_labels(index, labels, selected)
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Lightning's ``log``; in a federation it is ``tally``, and reads nothing back.

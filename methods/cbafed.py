@@ -80,13 +80,7 @@ class CBAFed(LabelledShare, LabelledClients):
         min_batch: int = 2,
         **base: Any,
     ) -> None:
-        super().__init__(
-            model,
-            labelled_weight_mode=labelled_weight_mode,
-            res_client_alpha=res_client_alpha,
-            min_batch=min_batch,
-            **base,
-        )
+        super().__init__(model, **base)
         self.require_thresholds("cba_tau", "cba_tau_h", "pl_threshold")
         self.reference: nn.Module = copy.deepcopy(model).requires_grad_(False)
         self.previous = copy.deepcopy(self.reference)

@@ -23,12 +23,16 @@ class FedAvg(LabelledClients, ServerMomentum):
     | momentum, weight decay, clipping | not given | 0.9, 5e-4, norm 5 | as released |
     | local epochs, batch | 1, 64 | 1, 64 | 1, 64 |
     | momentum buffers | not given | one set per client, never reset | as released (``reset_momentum``) |
-    | ``server_momentum``, ``aggregation``, ``lr_schedule`` (FedDB, (FL)2: see ``ServerMomentum``) | - | - | off |
+    | ``server_momentum`` (see ``ServerMomentum``), ``lr_schedule`` (see ``RoundSchedule``) | - | - | 0, ``constant`` |
+    | ``aggregation`` (FedDB, (FL)2: ``uniform``) | - | - | ``size`` |
     | ``res_client_alpha`` of the old weights (CBAFed) | not given | 0.8 | 0: plain FedAvg |
     | ``res_skip`` rounds (CBAFed) | not given | 5 | 5 |
     | ``res_client_reference``, the first one (CBAFed) | after round 0 or before | after round 0 | ``first`` |
 
     No code was released for the bounds; optimiser and bookkeeping follow the labelled clients' code.
+
+    Args:
+        aggregation: clients weigh by their numbers of images (``size``), or all alike (``uniform``).
     """
 
     scopes = {**ServerMomentum.scopes, **LabelledClients.scopes}
@@ -44,15 +48,7 @@ class FedAvg(LabelledClients, ServerMomentum):
         local_epochs: int = 1,
         **base: Any,
     ) -> None:
-        super().__init__(
-            model,
-            lr_schedule=lr_schedule,
-            server_momentum=server_momentum,
-            nesterov=nesterov,
-            clip_norm=clip_norm,
-            local_epochs=local_epochs,
-            **base,
-        )
+        super().__init__(model, **base)
 
     def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
         """Weigh clients by their numbers of images, or with ``aggregation=uniform`` alike."""

@@ -89,16 +89,8 @@ class FedCon(LabelsAtServer, ServerMomentum):
         reset_momentum: bool = True,
         **base: Any,
     ) -> None:
-        super().__init__(
-            model,
-            batch_size=batch_size,
-            min_batch=min_batch,
-            server_momentum=server_momentum,
-            server_pretrain=server_pretrain,
-            reset_momentum=reset_momentum,
-            **base,
-        )
-        self.projector = predictor(self.model.feature_dim, projector_width)
+        super().__init__(model, **base)
+        self.projector = predictor(self.model.feature_dim, self.hparams.projector_width)
         self.target = copy.deepcopy(self.model).requires_grad_(False)
         self.target.head = nn.Identity()
 

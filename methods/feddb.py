@@ -66,8 +66,8 @@ class FedDB(NormChoices, FixMatch):
         full_batch: bool = True,
         **base: Any,
     ) -> None:
-        super().__init__(model, dpl=dpl, full_batch=full_batch, **base)
-        self.weighs = aggregation != "uniform"
+        super().__init__(model, **base)
+        self.weighs = self.hparams.aggregation != "uniform"
         self.register_buffer("app_u", torch.full((num_classes,), 1.0 / num_classes))
 
     def visit_streams(self, client: Site) -> dict[str, Stream]:
@@ -112,8 +112,7 @@ class FedDB(NormChoices, FixMatch):
         beta = model_weights(averages.cpu(), as_written=self.hparams.aggregation == "dma_written")
         self.tally("dma_weights", beta)
         self.tally("dma_change", (beta * len(beta) - 1.0).abs().max())
-        weights: list[float] = beta.tolist()
-        return weights
+        return beta.tolist()
 
 
 def app_u_momentum(average: Tensor, batch: Tensor, gamma: float = 0.5) -> Tensor:

@@ -77,10 +77,10 @@ class FedDure(SupervisedFirst, LocalSSL):
         freg_lr: float = 5e-4,
         **base: Any,
     ) -> None:
-        super().__init__(model, threshold=threshold, **base)
+        super().__init__(model, **base)
         self.automatic_optimization = False
         self.creg = copy.deepcopy(model)
-        self.freg = WeightNet(num_classes, freg_hidden)
+        self.freg = WeightNet(num_classes, self.hparams.freg_hidden)
 
     def configure_optimizers(self) -> Any:
         """Return one optimiser each for the local model, C-reg and F-reg."""
@@ -128,8 +128,7 @@ class FedDure(SupervisedFirst, LocalSSL):
 
     def image_weights(self, logits: Tensor) -> Tensor:
         """F-reg's weights ``[N]`` for images with logits ``[N, C]``, which get no gradient."""
-        weights: Tensor = self.freg(logits.detach().to(self.dtype).softmax(dim=1))
-        return weights
+        return self.freg(logits.detach().to(self.dtype).softmax(dim=1))
 
     def pseudo_loss(self, z: Tensor, y_hat: Tensor) -> Tensor:
         """C-reg's loss on pseudo-labels, ``1/N sum_i h_i CE(y_hat_i, z_i)``, as a function of its logits z."""
@@ -252,5 +251,4 @@ def directional_derivative(net: nn.Module, x: Tensor, direction: Mapping[str, Te
 def stateless(net: nn.Module, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
     """``net(x)`` with the given parameters (by name; default: its own) and copies of its buffers."""
     buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    out: Tensor = functional_call(net, {**(parameters or {}), **buffers}, (x,))
-    return out
+    return functional_call(net, {**(parameters or {}), **buffers}, (x,))

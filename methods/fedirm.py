@@ -118,8 +118,7 @@ class FedIRM(LabelledShare, MeanTeacher):
             certain = (uncertainty < h.entropy_gate) & (confidence >= h.confidence_gate)  # (3)
         consistency = (student - teacher).square().sum() / h.batch_size  # (2)
         matching = relation_loss(self.relation, relation_matrix(logits, pseudo, certain))  # (4)
-        loss: Tensor = consistency + matching * certain.any()
-        return loss
+        return consistency + matching * certain.any()
 
     def make_upload(self, client: Site) -> Upload | None:
         """Return the model, and at labelled clients the mean relation matrix."""
@@ -166,8 +165,7 @@ def relation_loss(target: Tensor, relation: Tensor) -> Tensor:
     """
     tiny = torch.finfo(relation.dtype).tiny
     p, q = target.clamp_min(tiny), relation.clamp_min(tiny)
-    divergence: Tensor = (0.5 * (p - q) * (p.log() - q.log())).sum() / len(target)
-    return divergence
+    return (0.5 * (p - q) * (p.log() - q.log())).sum() / len(target)
 
 
 def entropy(probabilities: Tensor) -> Tensor:

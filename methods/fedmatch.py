@@ -127,13 +127,13 @@ class FedMatch(LabelsAtServer, ServerMomentum):
             if sigma.requires_grad:
                 psi = self.first_psi(sigma.detach())
                 parametrize.register_parametrization(layer, "weight", Additive(psi, l1_threshold))
-        super().__init__(model, batch_size=batch_size, clip_norm=clip_norm, server_momentum=server_momentum, **base)
+        super().__init__(model, **base)
         self.automatic_optimization = False
         self.require_thresholds("threshold")
         self.hparams.image_shape = list(image_shape)
         names = [name for name, _ in model.named_parameters()]
         self.psi_names = [name for name in names if name.endswith(".parametrizations.weight.0.psi")]
-        size, count = sum(psi.numel() for psi in self.psi().values()), helpers if self.psi_names else 0
+        size, count = sum(psi.numel() for psi in self.psi().values()), self.hparams.helpers if self.psi_names else 0
         slots = [nn.Parameter(torch.zeros(size), requires_grad=False) for _ in range(count)]
         self.helper = nn.ParameterList(slots)
         self.register_buffer("helper_count", torch.zeros((), dtype=torch.int64))
@@ -141,7 +141,6 @@ class FedMatch(LabelsAtServer, ServerMomentum):
         self.register_buffer("vectors", torch.zeros(num_clients, num_classes))
         self.register_buffer("seen", torch.zeros(num_clients, dtype=torch.bool))
         self.held_by_server: dict[str, Tensor] = {}
-        self.site: Site | None = None
 
     def first_psi(self, sigma: Tensor) -> Tensor:
         """Return the initial psi for a part sigma, in the same shape."""
@@ -186,8 +185,7 @@ class FedMatch(LabelsAtServer, ServerMomentum):
         own = debias(own) if h.dpl else own
         confident = own.amax(dim=1) >= h.threshold
         labels = agreed_labels(own, helpers)
-        if self.site is not None:
-            self.site.report_pseudo_labels(samples["index"], labels, confident)
+        self.report_pseudo_labels(samples["index"], labels, confident)
 
         losses = F.cross_entropy(wide(self(samples["strong"])), labels, reduction="none")
         agreement = masked_mean(losses, confident)
@@ -207,7 +205,7 @@ class FedMatch(LabelsAtServer, ServerMomentum):
 
     def local_work(self, client: Site) -> LocalWork:
         """Train on the client's images; in a round with helpers, together with the helpers' predictions."""
-        self.site, self.held_by_server = client, self.tensors("shared")
+        self.held_by_server = self.tensors("shared")
         streams, steps = self.streams(client.data), self.steps(client.data)
         if "unlabelled" in streams and self.helper_count:
             helped = {"helpers": self.helper_predictions(client)}

@@ -57,13 +57,12 @@ class FedRGD(FixMatch):
         server_momentum: float = 0.0,
         **base: Any,
     ) -> None:
-        super().__init__(model, full_batch=full_batch, server_momentum=server_momentum, **base)
-        count = num_groups if group_state == "slots" else 0
+        super().__init__(model, **base)
+        count = self.hparams.num_groups if self.hparams.group_state == "slots" else 0
         self.slots = nn.ModuleList(copy.deepcopy(model).requires_grad_(False) for _ in range(count))
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """Return one cohort per group; the first client of each is its bridge."""
-        super().select_clients(round, roster)
         drawn, count = roster.shuffled(round), self.hparams.num_groups
         self.groups = [drawn[group::count] for group in range(count)]
         return self.groups

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from datamodules.base import SiteData
 from methods.base import Batch, LocalWork, Pass, Scope, Site, Stream
 from methods.parts.server import LabelsAtServer, ServerMomentum
 from methods.parts.tensors import debias, masked_mean
@@ -45,8 +46,8 @@ class FixMatch(LabelsAtServer, ServerMomentum):
         model: the network.
         threshold: smallest probability of a pseudo-label.
         lambda_u: weight of the pseudo-label loss.
-        dpl: debias probabilities before they become pseudo-labels (FedDB's DPL, ``dpl.debias``); labels made in a step
-            are debiased by the mean over its batch.
+        dpl: debias probabilities before they become pseudo-labels (FedDB's DPL, ``methods.parts.tensors.debias``);
+            labels made in a step are debiased by the mean over its batch.
         full_batch: one step per epoch, on all labelled and all kept images of the client; a client without kept images
             takes its labels in batches of 64 (FedDB's released code).
         batch_size: images per step of each stream.
@@ -69,9 +70,8 @@ class FixMatch(LabelsAtServer, ServerMomentum):
         batch_size: int = 32,
         **base: Any,
     ) -> None:
-        super().__init__(model, batch_size=batch_size, **base)
+        super().__init__(model, **base)
         self.require_thresholds("threshold")
-        self.site: Site | None = None
 
     def optimizer_scopes(self) -> Sequence[Scope]:
         """Apply ``reset_momentum`` to clients only: a server always keeps its optimiser state."""
@@ -79,9 +79,15 @@ class FixMatch(LabelsAtServer, ServerMomentum):
 
     # What a client trains on.
 
+    def streams(self, data: SiteData) -> dict[str, Stream]:
+        """Return the streams; for labels made in a step, unlabelled images come with their positions, ``index``."""
+        streams = super().streams(data)
+        if self.every_step and "unlabelled" in streams:
+            streams["unlabelled"].fields = {"index": data.unlabelled}
+        return streams
+
     def local_work(self, client: Site) -> LocalWork:
         """Pass over the same images in every local epoch, in new views."""
-        self.site = client
         streams = self.visit_streams(client)
         if self.hparams.full_batch:
             for stream in streams.values():
@@ -93,10 +99,7 @@ class FixMatch(LabelsAtServer, ServerMomentum):
     def visit_streams(self, client: Site) -> dict[str, Stream]:
         """Return the streams of a local epoch: the client's labels, and its other images, pseudo-labelled now."""
         streams, index = self.streams(client.data), client.data.unlabelled
-        if self.every_step:
-            if "unlabelled" in streams:
-                streams["unlabelled"].fields = {"index": index}
-        elif len(index):
+        if len(index) and not self.every_step:
             p = self.debiased(self.probabilities(client, index))
             labels, keep = self.select(p)
             client.report_pseudo_labels(index, labels, keep)
@@ -156,19 +159,13 @@ class FixMatch(LabelsAtServer, ServerMomentum):
             return F.cross_entropy(self(samples["strong"]), samples["y"])
         with torch.no_grad():
             labels, keep = self.select(self.debiased(self.predict(samples["weak"])))
-        if self.site is not None:
-            self.site.report_pseudo_labels(samples["index"], labels, keep)
+        self.report_pseudo_labels(samples["index"], labels, keep)
         losses = F.cross_entropy(self(samples["strong"]), labels, reduction="none")
         return self.mean_loss(losses, keep)
 
     def mean_loss(self, losses: Tensor, keep: Tensor) -> Tensor:
         """Mean of a batch's losses ``[B]`` over the images that are kept."""
         return masked_mean(losses, keep)
-
-    def on_train_end(self) -> None:
-        """Stop reporting pseudo-labels to the site."""
-        super().on_train_end()
-        self.site = None
 
 
 def has_batches(streams: Mapping[str, Stream], name: str) -> bool:

@@ -71,7 +71,7 @@ class FL2(FixMatch):
         server_pretrain: int = 10,
         **base: Any,
     ) -> None:
-        super().__init__(model, server_pretrain=server_pretrain, **base)
+        super().__init__(model, **base)
         self.automatic_optimization = False
         self.register_buffer("tau", torch.ones(()))  # a client without pseudo-labels counts as certain
 
@@ -94,8 +94,7 @@ class FL2(FixMatch):
 
     def consistent(self, client: Site, labels: Tensor, probabilities: Tensor) -> Tensor:
         """Select the samples of the perturbation and the consistency term, bool ``[n]``: the highly confident ones."""
-        confident: Tensor = probabilities.amax(dim=1) >= self.hparams.threshold
-        return confident
+        return probabilities.amax(dim=1) >= self.hparams.threshold
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """Take one step along the gradient of Eq. 14, or of the supervised loss if there are no pseudo-labels."""
@@ -129,8 +128,7 @@ class FL2(FixMatch):
         for name, slope in self.slopes(loss, h.w_cs * loss_cs, w, w_star).items():  # Eq. 14
             set_gradient(w[name], slope)
         self.log("loss_cs", loss_cs.detach())
-        value: Tensor = loss.detach() + h.w_cs * loss_cs.detach()
-        return value
+        return loss.detach() + h.w_cs * loss_cs.detach()
 
     def perturbed(self, weights: Tensors, slopes: Tensors, rho: float) -> dict[str, Tensor]:
         """Return ``W* = W + eps`` as new leaf tensors, with eps along the gradient."""
@@ -224,8 +222,7 @@ def asam(parameters: Tensors, gradients: Tensors, rho: float, eta: float = ETA) 
 
 def joint_norm(tensors: Sequence[Tensor]) -> Tensor:
     """L2 norm over all tensors (at least one), in float32 or wider."""
-    norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(wide(t)) for t in tensors]))
-    return norm
+    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(wide(t)) for t in tensors]))
 
 
 def moved(weights: Tensors, eps: Tensors) -> dict[str, Tensor]:

@@ -53,12 +53,9 @@ class FlexMatch(JointSteps):
         self.register_buffer("beta", torch.zeros(num_classes))
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
-        """Unlabelled images come with their positions, by which ``status`` is kept; note how many there are."""
-        streams = super().streams(data)
-        if "unlabelled" in streams:
-            streams["unlabelled"].fields = {"index": data.unlabelled}
+        """As in ``JointSteps``; note how many unlabelled images there are."""
         self.unlabelled = len(data.unlabelled)
-        return streams
+        return super().streams(data)
 
     def targets(self, samples: Mapping[str, Tensor], local: Tensor) -> tuple[Tensor, Tensor]:
         """The local model's classes where they reach the thresholds of this moment; then s and beta move."""

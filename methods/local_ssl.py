@@ -83,18 +83,11 @@ class LocalSSL(FedMethod):
         reset_momentum: bool = True,
         **base: Any,
     ) -> None:
-        super().__init__(
-            model,
-            lr=lr,
-            weight_decay=weight_decay,
-            clip_norm=clip_norm,
-            batch_size=batch_size,
-            reset_momentum=reset_momentum,
-            **base,
-        )
-        self.require("from 1, or null", steps_per_visit=steps_per_visit is None or steps_per_visit >= 1)
+        super().__init__(model, **base)
+        h = self.hparams
+        self.require("from 1, or null", steps_per_visit=h.steps_per_visit is None or h.steps_per_visit >= 1)
         self.require_thresholds("threshold")
-        self.anchor = copy.deepcopy(model).requires_grad_(False) if prox_mu else None
+        self.anchor = copy.deepcopy(model).requires_grad_(False) if h.prox_mu else None
         self.joint_steps = 0
 
     def make_optimizer(self, parameters: Iterable[Tensor], lr: float | None = None) -> torch.optim.Optimizer:

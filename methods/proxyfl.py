@@ -88,8 +88,8 @@ class ProxyFL(JointSteps):
         self.register_buffer("prior", torch.full((num_classes,), 1.0 / num_classes))
         self.register_buffer("counts", torch.zeros(num_classes))
         size = classifier(self.model).in_features
-        self.feat_proj = nn.Linear(size, size) if icpl_weight else None
-        self.proxy_proj = nn.Linear(size, size, bias=False) if icpl_weight else None
+        self.feat_proj = nn.Linear(size, size) if self.hparams.icpl_weight else None
+        self.proxy_proj = nn.Linear(size, size, bias=False) if self.hparams.icpl_weight else None
 
     def configure_optimizers(self) -> Any:
         """Return one optimiser for the network and the heads."""
@@ -111,31 +111,25 @@ class ProxyFL(JointSteps):
             out = super().outputs(batch)
         return {**out, "features": seen[-1]}
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Any:
-        """Return ``L = L_x + lambda_u (L_u + icpl_weight L_c)``, and FedProx's term."""
-        h, out = self.hparams, self.outputs(batch)
-        loss = self.labelled_loss(batch, out)
-        if "unlabelled" in batch:
-            samples = batch["unlabelled"]
-            local, p = out["weak"].detach().softmax(dim=1), self.received_predicts(samples["weak"])
-            decided, labels = self.decided(local, p), p.argmax(dim=1)
-            self.report(samples, labels, decided)
-            self.count(batch, labels, decided)
-            targets = one_hot(labels, p.shape[1]).to(p.dtype)
-            unlabelled: Tensor = self.mean_loss(smoothed_divergence(targets, out["strong"]), decided)  # L_u
-            if h.icpl_weight:
-                with torch.autocast(self.device.type, enabled=False):  # products are compared with 1e-6
-                    learnt = self.proxy_learning(batch, out, p, decided)  # L_c
-                self.log("loss_icpl", learnt.detach())
-                unlabelled = unlabelled + h.icpl_weight * learnt
-            self.log("loss_unlabelled", unlabelled.detach())
-            loss = loss + h.lambda_u * unlabelled
-        return loss + self.proximal_loss()
+    def unlabelled_loss(self, batch: Batch, out: Mapping[str, Tensor]) -> Tensor:
+        """Return ``L_u + icpl_weight L_c``."""
+        h, samples = self.hparams, batch["unlabelled"]
+        local, p = out["weak"].detach().softmax(dim=1), self.received_predicts(samples["weak"])
+        decided, labels = self.decided(local, p), p.argmax(dim=1)
+        self.report_pseudo_labels(samples["index"], labels, decided)
+        self.count(batch, labels, decided)
+        targets = one_hot(labels, p.shape[1]).to(p.dtype)
+        loss = self.mean_loss(smoothed_divergence(targets, out["strong"]), decided)  # L_u
+        if h.icpl_weight:
+            with torch.autocast(self.device.type, enabled=False):  # products are compared with 1e-6
+                learnt = self.proxy_learning(batch, out, p, decided)  # L_c
+            self.log("loss_icpl", learnt.detach())
+            loss = loss + h.icpl_weight * learnt
+        return loss
 
     def decided(self, local: Tensor, p: Tensor) -> Tensor:
         """Mark unlabelled images on which either model is confident, bool ``[N]``."""
-        sure: Tensor = torch.maximum(local.amax(dim=1), p.amax(dim=1)) >= self.hparams.threshold
-        return sure
+        return torch.maximum(local.amax(dim=1), p.amax(dim=1)) >= self.hparams.threshold
 
     def mean_loss(self, losses: Tensor, decided: Tensor) -> Tensor:
         """L_u: mean over all images, where undecided ones count as 0."""

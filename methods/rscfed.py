@@ -33,6 +33,13 @@ class RSCFed(SharpenedTeacher):
     | ``dma`` | on | on | true (false: the ablation without DMA) |
     | labelled client in every subset | not given | disabled line | no (``methods.ablations.rscfed``) |
     | client in two subsets | single download | trains once per subset | as released |
+
+    Args:
+        dma: whether distances count.
+        labelled_multiplier: factor on labelled clients.
+        labelled_weight_mode: ``once``: the factor is applied after the exponential; ``squared``: also to the sizes
+            before the subset's average (the cleaned-up release); ``share:x``: labelled clients together weigh x.
+        dma_distance: see ``tensor_distance``.
     """
 
     def __init__(
@@ -49,7 +56,7 @@ class RSCFed(SharpenedTeacher):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        shares_out(labelled_weight_mode)
+        shares_out(self.hparams.labelled_weight_mode)
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """Return the labelled clients during warm-up, then ``subsets`` independent draws (Algorithm 1, line 3).
@@ -62,29 +69,46 @@ class RSCFed(SharpenedTeacher):
         return in_warmup if self.is_warmup(round) else subsets
 
     def aggregate(self, uploads: Sequence[Upload]) -> None:
-        """Combine each subset, then take the plain mean (Eq. 7); FedAvg in the warm-up."""
-        if self.is_warmup(uploads[0].visit.round):
-            super().aggregate(uploads)
-            return
-        subsets = sorted({u.visit.cohort for u in uploads})
-        consensus = [self.sub_consensus([u for u in uploads if u.visit.cohort == subset]) for subset in subsets]
+        """Combine each subset by ``weights``, then take the plain mean (Eq. 7); in the warm-up all are one subset."""
+        cohorts = sorted({u.visit.cohort for u in uploads})
+        subsets = [[u for u in uploads if u.visit.cohort == cohort] for cohort in cohorts]
+        consensus = [weighted_mean([u.tensors for u in subset], self.weights(subset)) for subset in subsets]
         self.load_tensors(weighted_mean(consensus, [1.0] * len(consensus)))
 
-    def sub_consensus(self, uploads: Sequence[Upload]) -> dict[str, Tensor]:
-        """Return one subset's sub-consensus model (Algorithm 1, lines 5 to 7)."""
-        h = self.hparams
-        states, labelled = [u.tensors for u in uploads], [u.visit.labelled for u in uploads]
+    def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
+        """Distance-reweighted weights of a subset, which sum to 1 (Eqs. 5, 6; released code); sizes in the warm-up.
+
+        ``w_i = N_i a_i exp(-beta d_i / N_i)`` with the distance ``d_i`` to the subset's average, the number of images
+        ``N_i`` and the factor ``a_i`` of labelled clients. Distances are read back once for all clients.
+
+        Raises:
+            ConfigError: a client without images.
+        """
+        if self.is_warmup(uploads[0].visit.round):
+            return super().weights(uploads)
+        h, fixed_share = self.hparams, shares_out(self.hparams.labelled_weight_mode)
+        states, sizes = [u.tensors for u in uploads], [u.weight for u in uploads]
+        labelled = [u.visit.labelled for u in uploads]
+        if min(sizes) <= 0:
+            raise ConfigError(f"clients of sizes {sizes}: the distance is divided by the number of images")
         beta = h.dma_beta_labelled if any(labelled) else h.dma_beta_unlabelled
-        weights = consensus_weights(
-            states,
-            [u.weight for u in uploads],
-            labelled,
-            beta if h.dma else 0.0,
-            h.labelled_multiplier,
-            h.labelled_weight_mode,
-            h.dma_distance,
-        )
-        return weighted_mean(states, weights)
+        factors = [h.labelled_multiplier if has and not fixed_share else 1.0 for has in labelled]
+        prior = sizes
+        if h.labelled_weight_mode == "squared":
+            prior = [size * factor for size, factor in zip(sizes, factors, strict=True)]
+
+        average = weighted_mean(states, prior)  # Eq. 5
+        distances = torch.stack([tensor_distance(state, average, h.dma_distance) for state in states]).tolist()
+
+        # Eq. 6: logarithms of the exponentials, shifted so that the largest exponential is 1. Normalising cancels the
+        # shift; labelled and unlabelled clients have a shift each if they are normalised separately.
+        log_closeness = [-(beta if h.dma else 0.0) * d / size for d, size in zip(distances, sizes, strict=True)]
+        closeness = shifted_exponential(log_closeness, groups=labelled if fixed_share else [False] * len(sizes))
+        weights = [n * c * a for n, c, a in zip(prior, closeness, factors, strict=True)]
+        if fixed_share:
+            weights = share_weights(weights, labelled, h.labelled_weight_mode)
+        total = sum(weights)
+        return [weight / total for weight in weights]
 
 
 def shares_out(mode: str) -> bool:
@@ -99,55 +123,6 @@ def shares_out(mode: str) -> bool:
     if mode not in ("once", "squared"):
         raise ConfigError(f"labelled_weight_mode {mode!r}: write once, squared or share:<0..1>")
     return False
-
-
-def consensus_weights(
-    states: Sequence[State],
-    sizes: Sequence[float],
-    labelled: Sequence[bool],
-    beta: float,
-    multiplier: float = 6.0,
-    mode: str = "once",
-    distance: str = "sum_tensor",
-) -> list[float]:
-    """Compute one subset's distance-reweighted weights, which sum to 1 (Eqs. 5, 6; released code).
-
-    ``w_i = N_i a_i exp(-beta d_i / N_i)`` with the distance ``d_i`` to the subset's average and the factor ``a_i`` of
-    labelled clients. Distances are read back once for all clients.
-
-    Args:
-        states: local models.
-        sizes: numbers of images N_i; the exponent divides by them, without the factor.
-        labelled: which clients hold labels.
-        beta: scale of the distance term; 0 switches it off.
-        multiplier: factor on labelled clients.
-        mode: ``"once"``: the factor is applied after the exponential; ``"squared"``: also to the sizes before the
-            subset average (the cleaned-up release); ``"share:x"``: labelled clients together weigh x.
-        distance: see ``tensor_distance``.
-
-    Raises:
-        ConfigError: an unknown mode, or a client without images.
-    """
-    fixed_share = shares_out(mode)
-    if min(sizes) <= 0:
-        raise ConfigError(f"clients of sizes {list(sizes)}: the distance is divided by the number of images")
-    factors = [multiplier if has and not fixed_share else 1.0 for has in labelled]
-    prior = list(sizes)
-    if mode == "squared":
-        prior = [size * factor for size, factor in zip(sizes, factors, strict=True)]
-
-    average = weighted_mean(states, prior)  # Eq. 5
-    distances = torch.stack([tensor_distance(state, average, distance) for state in states]).tolist()
-
-    # Eq. 6: logarithms of the exponentials, shifted so that the largest exponential is 1. Normalising cancels the
-    # shift; labelled and unlabelled clients have a shift each if they are normalised separately.
-    log_closeness = [-beta * d / size for d, size in zip(distances, sizes, strict=True)]
-    closeness = shifted_exponential(log_closeness, groups=labelled if fixed_share else [False] * len(sizes))
-    weights = [n * c * a for n, c, a in zip(prior, closeness, factors, strict=True)]
-    if fixed_share:
-        weights = share_weights(weights, labelled, mode)
-    total = sum(weights)
-    return [weight / total for weight in weights]
 
 
 def shifted_exponential(logarithms: Sequence[float], groups: Sequence[bool]) -> list[float]:
@@ -168,5 +143,4 @@ def tensor_distance(a: State, b: State, total: str = "sum_tensor") -> Tensor:
             L2 norm of the concatenated difference (paper).
     """
     norms = torch.stack([torch.linalg.vector_norm(a[n].to(torch.float64) - b[n].to(torch.float64)) for n in a])
-    distance: Tensor = norms.sum() if total == "sum_tensor" else torch.linalg.vector_norm(norms)
-    return distance
+    return norms.sum() if total == "sum_tensor" else torch.linalg.vector_norm(norms)

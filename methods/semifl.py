@@ -46,7 +46,7 @@ class SemiFL(NormChoices, FixMatch):
     lam = StepNumber(1.0)
 
     def __init__(self, model: nn.Module, mix_weight: float = 1.0, batch_size: int = 10, **base: Any) -> None:
-        super().__init__(model, batch_size=batch_size, **base)
+        super().__init__(model, **base)
         self.lambdas = np.random.default_rng()
         self.trains = True
 

@@ -69,7 +69,7 @@ def batches_of(given: dict[str, Any]) -> Iterator[Batch]:
         one, other = labelled[step % len(labelled)], unlabelled[step % len(unlabelled)]
         yield {
             "labelled": {"x": precise(one["x"]), "y": torch.tensor(one["y"])},
-            "unlabelled": {field: precise(other[field]) for field in ("weak", "strong")},
+            "unlabelled": {**{field: precise(other[field]) for field in ("weak", "strong")}, "index": torch.tensor([])},
         }
 
 

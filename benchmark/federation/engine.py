@@ -276,7 +276,7 @@ class Seat:
         return result, kept
 
     def attach(self, visit: Visit, data: SiteData, states: OptimizerStates) -> LocalSite:
-        """Connect the copy to a visit: its tally, its generator, freshly seeded.
+        """Connect the copy to a visit: its tally, its site, and its generator, freshly seeded.
 
         Args:
             visit: the visit.
@@ -290,7 +290,8 @@ class Seat:
         self.tally.clear()
         self.site.begin(visit, data, states)
         self.generator.manual_seed(streams.derive_seed(self.context.seed, *stream_of(visit)))
-        method.visit, method.generator, method._engine.tally = visit, self.generator, self.tally
+        method.visit, method.generator = visit, self.generator
+        method._engine.tally, method._engine.site = self.tally, self.site
         return self.site
 
     def result(self, upload: Upload | None, bytes_down: int = 0) -> VisitResult:
@@ -299,7 +300,7 @@ class Seat:
         Raises:
             RunError: something in it is not finite, and the run, or the server's visit, does not leave it out.
         """
-        self.method._engine.tally = self.method.trainer = None
+        self.method._engine.tally = self.method._engine.site = self.method.trainer = None
         logged = self.tally.taken() | measured(self.site).taken()
         result = VisitResult(upload, logged, bytes_down, self.site.steps)
         what = not_finite(result)

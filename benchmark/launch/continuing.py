@@ -1,4 +1,4 @@
-"""A run of more rounds goes on where a complete run of fewer rounds, of the otherwise same configuration, has ended."""
+"""A run of more rounds goes on where a complete one of fewer, with an otherwise identical configuration, has ended."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ FREE = {"rounds", "scale"}  # what may differ: the second is a label
 
 
 def go_on(run: Run, files: RunFolder) -> None:
-    """Make the folder of a new run that of one interrupted after the last round of a shorter one, if there is such.
+    """Make the folder of a new run that of one interrupted after the last round of a shorter one, if there is one.
 
     The longest one counts. It has kept its state only where its training never asked for the number of rounds
     (``Visit.rounds``), so both runs would have trained alike up to there. It stays as it is.

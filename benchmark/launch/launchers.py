@@ -53,7 +53,7 @@ def leave_allocation() -> None:
 
 
 def check_left_over() -> None:
-    """Refuse what Lightning reads when it is imported or launches, and no launcher of ours can have set.
+    """Refuse what Lightning reads when it is imported or launches, and that no launcher we support has set.
 
     Raises:
         ConfigError: a rank is no number, or one without a launcher, or ``fabric run`` has started this process.

@@ -106,7 +106,7 @@ def is_complete(run: Run) -> bool:
     """Whether the run has its complete record.
 
     Raises:
-        ConfigError: the record was made under other defaults, from another partition file or images of the user's, or
+        ConfigError: the record was made under other defaults, from another partition file or the user's own images, or
             by another version of the method's code.
     """
     config, path = run.config, run.folder

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.perf.measure import CORES, Section, alone, config_of, federation_of, interleaved
+from benchmark.perf.measure import Section, alone, config_of, federation_of, interleaved
+from benchmark.runs.environment import cores
 from datamodules.base import FSSLDataModule
 from methods import models
 
@@ -24,7 +25,7 @@ def section(method: str) -> Iterator[Section]:
     """Measure unlabelled and labelled epochs, with one thread and with all cores."""
     headers = ["threads", "client", "engine, s", "bare loop, s", "engine / bare loop", "engine, images/s"]
     table = Section(f"Local epoch of `{method}` on the small CNN", headers, NOTE)
-    for count in sorted({1, CORES}):
+    for count in sorted({1, cores()}):
         for labelled in (False, True):
             yield table.add([count, *alone(row, method, labelled, threads=count)])
 

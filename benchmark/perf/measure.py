@@ -1,7 +1,6 @@
 """Federations over random images, timing in turns and in processes of their own, tables that name their machine."""
 
 import multiprocessing
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +20,11 @@ from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.worker import enough_queues, keep_memory
 from benchmark.registry import ClassSpec
 from benchmark.runs.code_identity import code_version
-from benchmark.runs.environment import cpu_model
+from benchmark.runs.environment import cores, cpu_model
 from datamodules.base import FSSLDataModule
 from datamodules.io.sources import Arrays
 
 Unit = Callable[..., Any]
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class TaskFailed(Exception):
@@ -111,7 +109,7 @@ class Section:
     def text(self) -> str:
         """Format the table as Markdown, with machine, code and day; floats have three significant digits."""
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-        machine = f"{cpu_model()}, {CORES} cores, {gpu}, torch {torch.__version__}, code {code_version()}"
+        machine = f"{cpu_model()}, {cores()} cores, {gpu}, torch {torch.__version__}, code {code_version()}"
         lines = [self.headers, ["---"] * len(self.headers), *(map(_shown, row) for row in self.rows)]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return f"## {self.title}\n\n{table}\n\n{self.note} ({date.today()}; {machine})\n"

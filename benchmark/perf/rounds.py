@@ -13,7 +13,8 @@ from unittest.mock import patch
 from benchmark.federation import checkpoint
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
-from benchmark.perf.measure import CORES, Section, alone, config_of, federation_of, interleaved, seconds
+from benchmark.perf.measure import Section, alone, config_of, federation_of, interleaved, seconds
+from benchmark.runs.environment import cores
 
 ROUNDS = 3
 CASES = [  # network, clients, images per round
@@ -40,7 +41,7 @@ def rounds(method: str) -> Iterator[Section]:
     )
     table = Section(f"Rounds of `{method}`", headers, note)
     for case in CASES:
-        for count in sorted({1, CORES}):
+        for count in sorted({1, cores()}):
             yield table.add([*case, count, *alone(round_row, method, *case, threads=count)])
 
 

@@ -1,1 +1,1 @@
-"""Infrastructure of runs: records, locks, environment, metrics, loggers, data provenance."""
+"""Infrastructure of runs: records, folders, locks, code identity, environment, loggers."""

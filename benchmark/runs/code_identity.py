@@ -2,7 +2,7 @@
 
 Revisions are raised by hand when numbers change (``FedMethod.revision``, ``benchmark.federation.REVISION``). A test
 that repeats a small run of every method says when that is due. Nobody raises a revision for classes from outside this
-repository, so the digest of their source is told beside it.
+repository, so the digest of their source is recorded beside it.
 """
 
 import hashlib
@@ -71,7 +71,7 @@ def by_other_revision(run: Run, record: Record) -> bool:
 
 
 def users_source(run: Run) -> str | None:
-    """Digest of the files of a run's classes, network and pipeline that are no part of this repository.
+    """Digest of the files of a run's classes, network and pipeline that are not part of this repository.
 
     Returns:
         Twelve hexadecimal digits; ``None`` if there are none, or no files, as in some notebooks.
@@ -89,7 +89,10 @@ def _file(module: str) -> Path | None:
     if module in sys.modules:
         found = getattr(sys.modules[module], "__file__", None)
     else:
-        spec = find_spec(module)
+        try:
+            spec = find_spec(module)
+        except ModuleNotFoundError:  # a package above it is missing
+            return None
         found = spec.origin if spec else None
     return Path(found) if found and Path(found).is_file() else None
 
@@ -99,7 +102,12 @@ def _git(*command: str) -> str | None:
     environment = {name: value for name, value in os.environ.items() if name not in OTHER_REPOSITORY}
     try:
         done = subprocess.run(
-            ["git", "-C", str(ROOT), *command], capture_output=True, text=True, timeout=10, env=environment
+            ["git", "-C", str(ROOT), *command],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=10,
+            env=environment,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -35,14 +35,7 @@ FACTS = ("partition_hash", "data_sha256", "labelled_histogram")
 CLOCK = ("timing", "environment")  # what may differ between equal runs
 NESTED = (dict, list)
 SOURCE = ", source "  # between a revision and the digest of the user's source
-REVISION_1 = frozenset(
-    """
-    3c2f0b9801a7 3f9c6308141c 48c219fb86f7 492e2e9a9411 6a1250ec53df 6b650d254bb6 86fb1806dcd9
-    89f1d0bd338c 8e15ef9c1e47 a07ae2c26781 a9e9c93e2600 bff1fd435441 c33cbe793927 d22fb826945a
-    e71f189115f0 ec20a85e6b77 ef3cc5cfb5f3 f103d5a14028 fd187adc2b92
-    """.split()  # noqa: SIM905
-)
-"""Digests of the methods' sources in records from before there were revisions."""
+FIRST_REVISION = "method 1, framework 1"
 RESTORE = "restore the file as the run wrote it, or delete the folder to start over"
 
 Row = dict[str, Any]
@@ -222,12 +215,9 @@ def code_versions(record: Record) -> list[str]:
 def revisions(record: Record) -> list[str]:
     """Return the revisions of the code that made a run; several if it was continued with other code.
 
-    Older records have digests of their method's source instead, or nothing.
+    Records from before there were revisions are of the first.
     """
-    recorded = record["environment"]
-    digests = recorded.get("method_sources") or filter(None, [recorded.get("method_source")])
-    first = "method 1, framework 1"
-    return recorded.get("revisions") or [first if one in REVISION_1 else f"{first}{SOURCE}{one}" for one in digests]
+    return record["environment"].get("revisions") or [FIRST_REVISION]
 
 
 def read_record(path: Path) -> Record:

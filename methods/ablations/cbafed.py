@@ -9,7 +9,7 @@ from torch import Tensor
 
 from methods.base import Batch, LocalWork, Pass, Site, Stream
 from methods.cbafed import CBAFed, assign, class_counts
-from methods.parts.tensors import wide
+from methods.parts.tensors import masked_mean, wide
 
 
 class RebuiltSets(CBAFed):
@@ -31,11 +31,9 @@ class BatchByBatch(CBAFed):
     Label and loss come from the same forward pass in training mode; class counts are averages per epoch.
     """
 
-    site: Site | None = None
-
     def unlabelled_work(self, client: Site) -> LocalWork:
         """Pass over all images in every epoch."""
-        self.site, h, index = client, self.hparams, client.data.unlabelled
+        h, index = self.hparams, client.data.unlabelled
         everything = Stream(index, h.batch_size, {"x": "weak"}, {"index": index}, min_batch=h.min_batch)
         return [Pass({"unlabelled": everything})] * int(h.local_epochs)
 
@@ -46,14 +44,8 @@ class BatchByBatch(CBAFed):
         samples = batch["unlabelled"]
         loss, labels, kept = batch_loss(wide(self(samples["x"])), self.thresholds, self.tail)
         self.counts.add_(class_counts(labels, len(self.counts), kept) / self.hparams.local_epochs)
-        if self.site is not None:
-            self.site.report_pseudo_labels(samples["index"], labels, kept)
+        self.report_pseudo_labels(samples["index"], labels, kept)
         return loss
-
-    def on_train_end(self) -> None:
-        """Stop reporting pseudo-labels to the site."""
-        super().on_train_end()
-        self.site = None
 
 
 class PlainImages(CBAFed):
@@ -97,4 +89,4 @@ def batch_loss(logits: Tensor, thresholds: Tensor, tail: Tensor) -> tuple[Tensor
     labels, confident, rescued = assign(logits.detach().softmax(dim=1), thresholds, tail)
     kept = confident | rescued
     losses = F.cross_entropy(logits, labels, reduction="none")
-    return (losses * kept).sum() / kept.sum().clamp_min(1), labels, kept
+    return masked_mean(losses, kept), labels, kept

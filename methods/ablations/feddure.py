@@ -110,8 +110,7 @@ class FRegOnLogits(FedDure):
 
     def image_weights(self, logits: Tensor) -> Tensor:
         """F-reg's weights ``[N]`` for logits ``[N, C]``, which get no gradient."""
-        weights: Tensor = self.freg(logits.detach().to(self.dtype))
-        return weights
+        return self.freg(logits.detach().to(self.dtype))
 
 
 class DifferentiableWeights(FedDure):
@@ -119,8 +118,7 @@ class DifferentiableWeights(FedDure):
 
     def image_weights(self, logits: Tensor) -> Tensor:
         """F-reg's weights ``[N]``, with a gradient to the logits ``[N, C]``."""
-        weights: Tensor = self.freg(logits.to(self.dtype).softmax(dim=1))
-        return weights
+        return self.freg(logits.to(self.dtype).softmax(dim=1))
 
 
 class AsWritten(FedDure):
@@ -128,8 +126,7 @@ class AsWritten(FedDure):
 
     def image_weights(self, logits: Tensor) -> Tensor:
         """F-reg's weights ``[N]``, with a gradient to the logits ``[N, C]``."""
-        weights: Tensor = self.freg(logits.to(self.dtype))
-        return weights
+        return self.freg(logits.to(self.dtype))
 
 
 class NormalisedWeights(FedDure):

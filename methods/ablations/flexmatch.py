@@ -1,4 +1,4 @@
-"""FlexMatch in the choice that nobody has released."""
+"""FlexMatch where no released code settles the choice."""
 
 from methods.flexmatch import FlexMatch
 

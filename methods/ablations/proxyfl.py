@@ -32,8 +32,7 @@ class AsPrinted(ProxyFL):
 
     def decided(self, local: Tensor, p: Tensor) -> Tensor:
         """Mark unlabelled images on which the received model is confident."""
-        sure: Tensor = p.amax(dim=1) > self.hparams.threshold
-        return sure
+        return p.amax(dim=1) > self.hparams.threshold
 
     def mean_loss(self, losses: Tensor, decided: Tensor) -> Tensor:
         """L_u: mean over decided images."""

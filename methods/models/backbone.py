@@ -22,8 +22,7 @@ class Backbone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images [B, channels, side, side] to logits [B, classes]."""
-        logits: Tensor = self.head(self.features(x))
-        return logits
+        return self.head(self.features(x))
 
 
 def mean_dropout(h: Tensor, probability: float, passes: int, generator: torch.Generator | None = None) -> Tensor:

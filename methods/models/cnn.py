@@ -29,8 +29,7 @@ class ProjectionHead(DropsUnits):
     def forward(self, features: Tensor, passes: int = 1) -> Tensor:
         """Map features [B, d] to logits [B, classes], averaged over ``passes`` dropout masks."""
         h = self.drop(F.relu(self.hidden(features)), passes)
-        logits: Tensor = self.classifier(self.projection(h))
-        return logits
+        return self.classifier(self.projection(h))
 
 
 def pool(x: Tensor) -> Tensor:

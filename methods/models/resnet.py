@@ -64,8 +64,7 @@ class ResNet18(Backbone):
 
     def features(self, x: Tensor) -> Tensor:
         """Map images [B, channels, side, side] to non-negative features [B, 512]."""
-        features: Tensor = self.backbone(x)
-        return features
+        return self.backbone(x)
 
 
 def _small_image_resnet18(in_channels: int) -> ResNet:

@@ -1,5 +1,6 @@
 """The ResNet-9 of FedDure, and that of FedMatch without norms and biases (released code of both)."""
 
+from functools import partial
 from math import sqrt
 
 import torch.nn.functional as F
@@ -12,19 +13,12 @@ WITHIN_TWO_SIGMA = 0.87962566103423978
 
 
 class Block(nn.Sequential):
-    """3×3 convolution with bias, batch normalisation, ReLU, and optionally a max-pool of 2."""
+    """3×3 convolution, batch normalisation (none and no bias if ``plain``), ReLU, and optionally a max-pool of 2."""
 
-    def __init__(self, c_in: int, c_out: int, pool: bool = False) -> None:
-        layers: list[nn.Module] = [nn.Conv2d(c_in, c_out, 3, padding=1), nn.BatchNorm2d(c_out), nn.ReLU()]
-        super().__init__(*layers, *([nn.MaxPool2d(2)] if pool else []))
-
-
-class PlainBlock(nn.Sequential):
-    """3×3 convolution without bias, ReLU, and optionally a max-pool of 2."""
-
-    def __init__(self, c_in: int, c_out: int, pool: bool = False) -> None:
-        layers: list[nn.Module] = [nn.Conv2d(c_in, c_out, 3, padding=1, bias=False), nn.ReLU()]
-        super().__init__(*layers, *([nn.MaxPool2d(2)] if pool else []))
+    def __init__(self, c_in: int, c_out: int, pool: bool = False, plain: bool = False) -> None:
+        norm = [] if plain else [nn.BatchNorm2d(c_out)]
+        last = [nn.MaxPool2d(2)] if pool else []
+        super().__init__(nn.Conv2d(c_in, c_out, 3, padding=1, bias=not plain), *norm, nn.ReLU(), *last)
 
 
 class ResNet9(Backbone):
@@ -43,7 +37,7 @@ class ResNet9(Backbone):
 
     def __init__(self, num_classes: int, in_channels: int = 3, width: int = 64) -> None:
         super().__init__()
-        block = PlainBlock if self.plain else Block
+        block = partial(Block, plain=self.plain)
         a, b, c, d = width, 2 * width, 4 * width, 8 * width
         self.feature_dim = d
         self.prep = block(in_channels, a)

@@ -1,9 +1,5 @@
 """ViT-Tiny, from scratch or from timm's ImageNet weights."""
 
-import re
-from typing import Any
-
-import torch
 from torch import Tensor, nn
 from torchvision.models.vision_transformer import VisionTransformer
 
@@ -11,20 +7,6 @@ from datamodules.common.errors import ConfigError, DataError
 from methods.models.backbone import Backbone, LinearHead
 
 CHECKPOINT = "vit_tiny_patch16_224"
-
-# Tensor names of the same network in timm and in torchvision.
-RENAMED = (
-    (r"^cls_token$", "class_token"),
-    (r"^pos_embed$", "encoder.pos_embedding"),
-    (r"^patch_embed\.proj\.", "conv_proj."),
-    (r"^blocks\.(\d+)\.", r"encoder.layers.encoder_layer_\1."),
-    (r"\.norm([12])\.", r".ln_\1."),
-    (r"\.attn\.qkv\.", ".self_attention.in_proj_"),
-    (r"\.attn\.proj\.", ".self_attention.out_proj."),
-    (r"\.mlp\.fc1\.", ".mlp.0."),
-    (r"\.mlp\.fc2\.", ".mlp.3."),
-    (r"^norm\.", "encoder.ln."),
-)
 
 
 class ViTTiny(Backbone):
@@ -53,30 +35,20 @@ class ViTTiny(Backbone):
         if image_size < 16 or image_size % 16 or (pretrained and image_size != 224):
             wanted = "of 224 for the ImageNet weights" if pretrained else "that are multiples of 16"
             raise ConfigError(f"ViT-Tiny: images of side {image_size}, but it takes sides {wanted}; set data.side=224")
-        self.backbone = VisionTransformer(image_size, 16, 12, 3, self.feature_dim, 768, num_classes=1)
-        self.backbone.heads = nn.Identity()
         if pretrained:
-            self.backbone.load_state_dict(translated(_timm_state()))
+            self.backbone = _pretrained()
+        else:
+            self.backbone = VisionTransformer(image_size, 16, 12, 3, self.feature_dim, 768, num_classes=1)
+            self.backbone.heads = nn.Identity()
         self.head = LinearHead(self.feature_dim, num_classes, head_dropout)
 
     def features(self, x: Tensor) -> Tensor:
         """Map images [B, 3, side, side] to features [B, 192]."""
-        features: Tensor = self.backbone(x)
-        return features
+        return self.backbone(x)
 
 
-def translated(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename timm's tensors to torchvision's names, without the head."""
-    result = {}
-    for name, value in state.items():
-        if not name.startswith("head."):
-            for pattern, replacement in RENAMED:
-                name = re.sub(pattern, replacement, name)
-            result[name] = value
-    return result
-
-
-def _timm_state() -> dict[str, Tensor]:
+def _pretrained() -> nn.Module:
+    """timm's network, which returns features."""
     try:
         import timm
     except ImportError:
@@ -85,11 +57,9 @@ def _timm_state() -> dict[str, Tensor]:
             "pip install 'fssl-bench[vit]', or take model vit_tiny_scratch (fresh weights)"
         ) from None
     try:
-        network: Any = timm.create_model(CHECKPOINT, pretrained=True)
+        return timm.create_model(CHECKPOINT, pretrained=True, num_classes=0)
     except (OSError, RuntimeError) as error:
         raise DataError(
             f"model vit_tiny: the weights of timm's {CHECKPOINT} are not in its cache and cannot be downloaded "
             f"({type(error).__name__}: {error}); copy the cache from another machine, or take vit_tiny_scratch"
         ) from error
-    with torch.no_grad():
-        return {name: value.clone() for name, value in network.state_dict().items()}

@@ -45,8 +45,7 @@ def weighted_mean(states: Sequence[State], weights: Sequence[float] | Tensor) ->
     """
     w = checked_weights(states, weights)
     if isinstance(states[0], Summand):
-        joint: dict[str, Tensor] = states[0].joint.mean(states, w)
-        return joint
+        return states[0].joint.mean(states, w)
     shares = (w / w.sum()).tolist()
     mean = {}
     for name, first in states[0].items():

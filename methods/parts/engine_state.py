@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from datamodules.common.errors import RunError
 from methods.models.norm import static_norms
 from methods.parts.tensors import wide
+from methods.parts.visits import Site
 
 APART = "logged/"
 """Prefix for a method's logged value whose name is reserved by the framework."""
@@ -186,12 +187,14 @@ class EngineState:
         autocast: creates the run's mixed-precision context.
         loss_scaler: scales losses in ``16-mixed``; ``None`` in other precisions.
         tally: sums of the current visit or aggregation; ``None`` between them.
+        site: of the current visit; ``None`` between visits.
         tensors: the registered tensors; ``None``: look them up each time.
     """
 
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     loss_scaler: Any = None
     tally: Tally | None = None
+    site: Site | None = None
     tensors: RegisteredTensors | None = None
 
     def log(self, name: str, value: Tensor) -> None:

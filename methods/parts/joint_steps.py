@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.base import Batch, FedMethod, LocalWork, Pass, Scope, Site
+from datamodules.base import SiteData
+from methods.base import Batch, FedMethod, LocalWork, Pass, Scope, Site, Stream
 from methods.parts.tensors import proximal_term, smoothed_divergence, wide
 
 
@@ -59,24 +60,23 @@ class JointSteps(FedMethod):
         clip_norm: float | None = None,
         **base: Any,
     ) -> None:
-        super().__init__(
-            model,
-            batch_size=batch_size,
-            local_epochs=local_epochs,
-            lr=lr,
-            weight_decay=weight_decay,
-            clip_norm=clip_norm,
-            **base,
-        )
-        self.require("false beside reset_momentum", share_momentum=not (share_momentum and self.hparams.reset_momentum))
+        super().__init__(model, **base)
+        h = self.hparams
+        self.require("false beside reset_momentum", share_momentum=not (h.share_momentum and h.reset_momentum))
         self.require_thresholds("threshold")
         self.received = copy.deepcopy(model).requires_grad_(False).eval()
-        self.site: Site | None = None
+
+    def streams(self, data: SiteData) -> dict[str, Stream]:
+        """Return the streams; unlabelled images come with their positions, ``index``."""
+        streams = super().streams(data)
+        if "unlabelled" in streams:
+            streams["unlabelled"].fields = {"index": data.unlabelled}
+        return streams
 
     def local_work(self, client: Site) -> LocalWork:
         """Return local epochs of floor(n / ``batch_size``) steps."""
         h, data = self.hparams, client.data
-        self.site, streams = client, self.streams(data)
+        streams = self.streams(data)
         steps = max(1, (len(data.unlabelled) or len(data.labelled)) // h.batch_size)
         if "labelled" in streams:
             streams["labelled"].resample = steps * h.batch_size
@@ -85,7 +85,7 @@ class JointSteps(FedMethod):
         if "unlabelled" in streams:
             unlabelled = streams["unlabelled"]
             unlabelled.batch_size = unlabelled.min_batch = min(h.unlabelled_bs, len(unlabelled))
-            unlabelled.cycle, unlabelled.fields = True, {"index": data.unlabelled}
+            unlabelled.cycle = True
         return [Pass(streams, steps)] * int(h.local_epochs)
 
     def optimizer_scopes(self) -> Sequence[Scope]:
@@ -97,19 +97,12 @@ class JointSteps(FedMethod):
         self.received.load_state_dict(self.model.state_dict())
         self.received.eval()
 
-    def on_train_end(self) -> None:
-        """Stop reporting pseudo-labels to the site."""
-        super().on_train_end()
-        self.site = None
-
     def training_step(self, batch: Batch, batch_idx: int) -> Any:
         """Return the local objective."""
         out = self.outputs(batch)
         loss = self.labelled_loss(batch, out)
         if "unlabelled" in batch:
-            targets, mask = self.targets(batch["unlabelled"], out["weak"].detach().softmax(dim=1))
-            self.report(batch["unlabelled"], targets.argmax(dim=1), mask)
-            unlabelled = (mask * smoothed_divergence(targets, out["strong"])).mean()
+            unlabelled = self.unlabelled_loss(batch, out)
             self.log("loss_unlabelled", unlabelled.detach())
             loss = loss + self.hparams.lambda_u * unlabelled
         return loss + self.proximal_loss()
@@ -121,6 +114,12 @@ class JointSteps(FedMethod):
         loss = F.cross_entropy(out["x"], batch["labelled"]["y"])
         self.log("loss_labelled", loss.detach())
         return loss
+
+    def unlabelled_loss(self, batch: Batch, out: Mapping[str, Tensor]) -> Tensor:
+        """Mean of ``m KL(t || p(strong))`` over the unlabelled images."""
+        targets, mask = self.targets(batch["unlabelled"], out["weak"].detach().softmax(dim=1))
+        self.report_pseudo_labels(batch["unlabelled"]["index"], targets.argmax(dim=1), mask)
+        return (mask * smoothed_divergence(targets, out["strong"])).mean()
 
     def proximal_loss(self) -> Tensor | float:
         """FedProx's term."""
@@ -144,11 +143,6 @@ class JointSteps(FedMethod):
     def received_predicts(self, x: Tensor) -> Tensor:
         """Predict probabilities ``[N, C]`` with the received model."""
         return wide(self.received(x)).softmax(dim=1)
-
-    def report(self, samples: Mapping[str, Tensor], labels: Tensor, mask: Tensor) -> None:
-        """Log the quality of a batch's pseudo-labels."""
-        if self.site is not None:
-            self.site.report_pseudo_labels(samples["index"], labels, mask)
 
 
 class SupervisedFirst(FedMethod):

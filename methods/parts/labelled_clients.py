@@ -25,7 +25,7 @@ class LabelledShare(FedMethod):
 
     def __init__(self, model: nn.Module, labelled_weight_mode: str = "share:0.5", **base: Any) -> None:
         super().__init__(model, **base)
-        read_mode(labelled_weight_mode)
+        read_mode(self.hparams.labelled_weight_mode)
 
     def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
         """Split the weight between labelled and unlabelled clients as ``labelled_weight_mode`` says."""
@@ -56,7 +56,7 @@ class LabelledClients(FedMethod):
     ) -> None:
         super().__init__(model, **base)
         self.reference: nn.Module | None = None
-        if res_client_alpha:
+        if self.hparams.res_client_alpha:
             self.reference = copy.deepcopy(model).requires_grad_(False)
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:

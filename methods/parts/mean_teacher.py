@@ -124,8 +124,7 @@ class SharpenedTeacher(MeanTeacher):
             teacher = wide(self.teacher(views["teacher"])).softmax(dim=1)
             target = sharpen(teacher, h.temperature)  # Eq. 2
         student = wide(self(views["student"])).softmax(dim=1)
-        error: Tensor = (student - target).square().sum() / h.batch_size  # Eq. 3
-        return error
+        return (student - target).square().sum() / h.batch_size  # Eq. 3
 
 
 def sharpen(probabilities: Tensor, temperature: float = 0.5) -> Tensor:

@@ -39,7 +39,7 @@ class RoundSchedule(FedMethod):
         local_epochs: int = 5,
         **base: Any,
     ) -> None:
-        super().__init__(model, nesterov=nesterov, clip_norm=clip_norm, local_epochs=local_epochs, **base)
+        super().__init__(model, **base)
 
     def learning_rate(self) -> float:
         """Return the rate of the visit's round."""
@@ -67,12 +67,7 @@ class ServerMomentum(RoundSchedule):
     uploads_needed = "mean"
     retired = {"aggregation": "uniform"}
 
-    def __init__(
-        self,
-        model: nn.Module,
-        server_momentum: float = 0.5,
-        **base: Any,
-    ) -> None:
+    def __init__(self, model: nn.Module, server_momentum: float = 0.5, **base: Any) -> None:
         super().__init__(model, **base)
         self.velocity = copy.deepcopy(model).requires_grad_(False)
         for value in self.velocity.parameters():

@@ -139,6 +139,14 @@ def test_an_ordinary_module_in_a_plain_trainer():
     assert run.global_step == 200 // 50
 
 
+@pytest.mark.parametrize("name", ["fedrgd", "flexmatch", "methods.ablations.fixmatch.EveryStep"])
+def test_pseudo_labels_of_a_step_are_made_in_a_plain_trainer_too(name):
+    data = few_data(5, scenario="all_clients", labels_per_class=2, pipeline="randaugment_levels_cutout")
+    run = trainer(max_epochs=1, limit_train_batches=2)
+    run.fit(make_method(name), datamodule=data)
+    assert run.global_step > 0
+
+
 @pytest.mark.parametrize("name", ["semifl", "feddb", "fl2"])
 def test_pseudo_labels_of_a_visit_are_missing_in_a_plain_trainer_and_one_error_says_so(name):
     """They are made at the start of a client's visit, which a plain Trainer does not have."""

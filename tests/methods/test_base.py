@@ -2,12 +2,13 @@
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmark.config import Run, from_dict, from_yaml
 from benchmark.registry import KINDS, own_names
@@ -22,6 +23,24 @@ class Plain(FedMethod):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Cross-entropy."""
         return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+
+
+class Bold(Plain):
+    """Arguments of its base with other defaults."""
+
+    def __init__(
+        self, model: nn.Module, lr: float = 0.5, eval_batch: int = 7, batch_size: int = 3, **base: Any
+    ) -> None:
+        super().__init__(model, **base)
+
+
+def test_defaults_of_a_subclass_hold_without_being_passed_on() -> None:
+    """The base checks them, too."""
+    method = make_method(Bold)
+    assert (method.hparams.lr, method.learning_rate(), method.eval_batch) == (0.5, 0.5, 7)
+    for wrong in ({"batch_size": 0}, {"lr": -0.1}, {"eval_batch": 0}, {"min_batch": 4}):
+        with pytest.raises(ConfigError, match="out of range"):
+            make_method(Bold, **wrong)
 
 
 def test_what_is_logged_lies_where_the_method_computes() -> None:

@@ -10,10 +10,20 @@ from datamodules.partition.roster import Roster
 from federations import few_data, make_federation, make_method
 from golden_files import load
 from host_reads import count_host_reads
+from methods.base import Upload, Visit
 from methods.parts.aggregation import weighted_mean
-from methods.rscfed import consensus_weights, tensor_distance
+from methods.rscfed import tensor_distance
 
 GOLDEN = load("rscfed/dma_aggregation")
+
+
+def consensus_weights(
+    states: list[dict[str, torch.Tensor]], sizes: list[float], labelled: list[bool], **options: Any
+) -> list[float]:
+    """The weights of a subset after the warm-up."""
+    clients = zip(states, sizes, labelled, strict=True)
+    uploads = [Upload(Visit(round=7, labelled=has), state, size) for state, size, has in clients]
+    return list(make_method("rscfed", **options).weights(uploads))
 
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda c: c["name"])
@@ -22,14 +32,15 @@ def test_released_aggregation(case: dict[str, Any]) -> None:
     given, out = case["inputs"], case["outputs"]
     sizes = [float(given["client_sizes_all"][c]) for c in given["clients"]]
     labelled = [c in given["labelled_ids"] for c in given["clients"]]
-    beta = given["sup_scale"] if any(labelled) else given["dist_scale"]
+    mode = given["labelled_weight_mode"].removeprefix("released_")
+    betas = {"dma_beta_labelled": given["sup_scale"], "dma_beta_unlabelled": given["dist_scale"]}
     weights = consensus_weights(
         given["local_states"],
         sizes,
         labelled,
-        beta,
-        given["w_mul_times"],
-        given["labelled_weight_mode"].removeprefix("released_"),
+        labelled_multiplier=given["w_mul_times"],
+        labelled_weight_mode=mode,
+        **betas,
     )
     torch.testing.assert_close(torch.tensor(weights), torch.tensor(out["final_weights"]), rtol=1e-5, atol=1e-6)
     model = weighted_mean(given["local_states"], weights)
@@ -48,7 +59,7 @@ def states(count: int = 5, seed: int = 0) -> list[dict[str, torch.Tensor]]:
 def test_huge_distances_do_not_underflow() -> None:
     """Where every exponential would be zero, the nearest model wins instead of 0 / 0."""
     far = [{"w": torch.full((4,), float(10**k))} for k in range(3)]
-    weights = consensus_weights(far, [1.0] * 3, [False] * 3, 1e6)
+    weights = consensus_weights(far, [1.0] * 3, [False] * 3, dma_beta_unlabelled=1e6)
     assert sum(weights) == pytest.approx(1.0)
     assert max(weights) == pytest.approx(1.0)
 
@@ -56,7 +67,7 @@ def test_huge_distances_do_not_underflow() -> None:
 def test_shares_survive_distances_that_underflow() -> None:
     """However far the labelled client lies from the others, it weighs its share."""
     models = [{"w": torch.full((4,), value)} for value in (0.0, 0.1, 50.0)]
-    weights = consensus_weights(models, [500.0, 500.0, 10.0], [False, False, True], 100.0, mode="share:0.5")
+    weights = consensus_weights(models, [500.0, 500.0, 10.0], [False, False, True], labelled_weight_mode="share:0.5")
     assert weights[2] == pytest.approx(0.5)
     assert sum(weights) == pytest.approx(1.0)
 
@@ -76,7 +87,7 @@ def test_the_warmup_averages_by_size() -> None:
 def test_a_client_without_images_is_refused() -> None:
     """The exponent divides by the number of images."""
     with pytest.raises(ConfigError, match="divided by the number of images"):
-        consensus_weights(states(), [1.0, 0.0, 1.0, 1.0, 1.0], [False] * 5, 1.0)
+        consensus_weights(states(), [1.0, 0.0, 1.0, 1.0, 1.0], [False] * 5)
 
 
 def test_distances() -> None:

@@ -24,7 +24,7 @@ class Idle(Sound):
     """No pseudo-label is ever used."""
 
     def __init__(self, model: nn.Module, num_classes: int, threshold: float = 1.5, **base: Any) -> None:
-        super().__init__(model, num_classes, threshold=threshold, **base)
+        super().__init__(model, num_classes, **base)
 
 
 class Unmoved(FedMethod):

@@ -23,6 +23,12 @@ def test_section_shows_three_significant_digits():
     assert text.startswith("## T\n") and "1,235" in text and "0.0123" in text
 
 
+def test_section_names_the_cores_that_the_container_may_use(machine):
+    machine.cores = 8
+    machine.write(**{"sys__fs__cgroup__cpu.max": "300000 100000\n"})
+    assert ", 3 cores, " in Section("T", ["name"], "note").text()
+
+
 @pytest.mark.timeout(240)
 def test_a_task_that_fails_hangs_or_dies_leaves_the_others_alone():
     with pytest.raises(TaskFailed, match="invalid literal"):

@@ -61,6 +61,13 @@ def test_a_checkout_is_described_and_marked_if_its_code_differs_and_the_changes_
     assert "-first\n+second\n" in patch and "+third\n" in patch and "README" not in patch and "rate" not in patch
 
 
+def test_a_changed_file_in_another_encoding_is_part_of_the_patch(monkeypatch, tmp_path):
+    checkout(monkeypatch, tmp_path, "benchmark/run.py")
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "methods" / "names.txt").write_bytes(b"M\xfcller\n")
+    assert "+M\ufffdller\n" in code_identity.uncommitted()
+
+
 MINE = """
 from methods.fedavg import FedAvg
 
@@ -91,12 +98,18 @@ def test_the_source_of_a_users_class_is_told_beside_the_revision(tmp_path, monke
     assert by_other_revision(run, made)
 
 
-def test_digests_of_old_records_are_the_first_revision():
+@pytest.mark.parametrize("network", ["gone_pkg.nets.Net", "gone.Net"])
+def test_a_run_whose_network_is_gone_has_a_revision_without_its_source(network):
     run = Run.of(from_dict({"method": "fedavg", "data": "digits", "model": "mlp"}))
-    assert not by_other_code(run, {"environment": {"method_source": "89f1d0bd338c"}})
-    assert not by_other_code(run, {"environment": {"method_sources": ["89f1d0bd338c"]}})
-    assert not by_other_code(run, {"environment": {}}), "nothing is known of it"
-    assert by_other_code(run, {"environment": {"method_sources": ["89f1d0bd338c", "0" * 12]}})
+    run = run.replace(model=network)
+    assert revision(run) == f"method {FedAvg.revision}, framework {REVISION}"
+
+
+def test_records_without_a_revision_are_of_the_first(monkeypatch):
+    run, old = Run.of(from_dict({"method": "fedavg", "data": "digits", "model": "mlp"})), {"environment": {}}
+    assert not by_other_code(run, old)
+    monkeypatch.setattr(FedAvg, "revision", 2)
+    assert by_other_code(run, old)
 
 
 def test_no_committed_record_is_of_other_code():
