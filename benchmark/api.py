@@ -27,7 +27,7 @@ from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.run import fit as fit_on_disk
 from benchmark.registry import KINDS, is_importable, one_line, path_of, register_local
 from benchmark.report import release
-from benchmark.runs.environment import asked_threads, cores
+from benchmark.runs.environment import free_threads
 from benchmark.runs.exported import INPUT, WEIGHTS, Exported, read_exported, read_weights
 from benchmark.runs.loggers import callbacks
 from benchmark.runs.records import read_record, read_rows, readings
@@ -294,8 +294,7 @@ def _in_memory(run: Run) -> Result:
     except (ValueError, RuntimeError, MisconfigurationException) as refused:
         raise ConfigError(f"accelerator={runtime.accelerator}: {one_line(refused)}") from None
     fabric.launch()
-    ours = min(torch.get_num_threads(), asked_threads() or cores())
-    given = ours if runtime.threads == "auto" else runtime.threads
+    given = min(torch.get_num_threads(), free_threads()) if runtime.threads == "auto" else runtime.threads
     with threads(given), torch.random.fork_rng(devices=[]):
         method, data = make(run, fabric.device)
         federation = assemble(run, method, data, fabric, [rows, *callbacks(runtime.callbacks)])

@@ -53,7 +53,7 @@ def one_thread() -> None:
 
 @pytest.fixture
 def machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A made-up machine of two cores, in place of this one."""
+    """A made-up machine of two idle cores, in place of this one."""
     return Machine(tmp_path_factory.mktemp("machine"), monkeypatch)
 
 

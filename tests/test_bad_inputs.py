@@ -64,6 +64,7 @@ OPTIONS = {
     "--threads many": "--threads many: expected int or auto",
     "--precision 16-true": "precision '16-true'",
     "--report averaged": "average_last",
+    "--devices 9999": "--devices 9999",
     "--num_nodes 2": "nothing has started this process on each of them",
     "--accelerator gpux": "accelerator='gpux'",
     "--export model.pt --seed 1,2": "--export model.pt: it takes the name of a file, and one run",

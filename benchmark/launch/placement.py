@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from benchmark.config import Run, Runtime
 from benchmark.launch.launchers import slurm_tasks
-from benchmark.runs.environment import asked_threads, bearable, cores
+from benchmark.runs.environment import asked_threads, bearable, cores, free_threads
 from benchmark.runs.records import read_record
 from benchmark.runs.states import saved_rounds
 
@@ -16,8 +16,8 @@ def placed(run: Run) -> Run:
     Devices are one process, as in Lightning on a CPU, or the tasks that SLURM has started. Several runs at a time use
     several GPUs.
 
-    The number of threads is ``OMP_NUM_THREADS`` if that is set. Otherwise a resumed run has as many as before, and the
-    processes of a new run share all cores.
+    The number of threads is ``OMP_NUM_THREADS`` if that is set. Otherwise a resumed run has as many as before, and a
+    new run has as many as there are idle cores, or its processes share all cores.
     """
     import torch
 
@@ -28,7 +28,7 @@ def placed(run: Run) -> Run:
     devices = rt.devices if isinstance(rt.devices, int) else max(1, slurm_tasks() // rt.num_nodes)
     if threads == "auto":
         known = asked_threads() or (_kept_threads(run) if accelerator == "cpu" else 1)
-        threads = known or max(1, cores() // devices)
+        threads = known or (free_threads() if devices * rt.num_nodes == 1 else max(1, cores() // devices))
     return run.replace(runtime=replace(rt, accelerator=accelerator, devices=devices, threads=threads))
 
 

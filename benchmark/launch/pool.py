@@ -19,6 +19,7 @@ from benchmark.launch.progress import Display
 from benchmark.launch.signals import SIGNALS, STOPPED, check_stopped, die_with_parent, stoppable, stopping_children
 from benchmark.registry import imported, one_line
 from benchmark.runs.console import Console
+from benchmark.runs.environment import check_processes
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked
 from benchmark.runs.states import state
@@ -56,7 +57,7 @@ def run_all(
         One outcome per run, in order of completion.
 
     Raises:
-        ConfigError: something else has started several processes.
+        ConfigError: there are more processes than the machine can run, or something else has started several.
         Stopped: ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP`` came; the runs in progress have saved the end of their last
             round.
     """
@@ -70,6 +71,7 @@ def run_all(
     queue, going, free = list(runs), dict[int, _Going](), [0]
     if jobs and not alone:
         queue, free = pinned(runs, jobs), list(range(min(jobs, len(runs))))
+        check_processes("--jobs", len(free))
     outcomes, display = list[RunOutcome](), Display(len(runs), console)
     with display, stopping_children():
         while queue or going:
@@ -109,7 +111,7 @@ def attempt(run: Run, fit: Callable[[Run], Path], log: Path | None = None) -> tu
 
 
 def server() -> ForkServerContext:
-    """The server that forks the processes of runs, started if it is not running; meanwhile it imports what runs need.
+    """The server that forks the processes of runs, started if it is not there; it imports while this process goes on.
 
     It finds modules where this process does. Signals are blocked in it, and in a run until that can save: the server
     has to outlive its runs.

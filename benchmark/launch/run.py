@@ -26,6 +26,7 @@ from benchmark.launch.signals import STOPPED, ended_by_signals, stoppable, stopp
 from benchmark.launch.worker import enough_queues, worker_main
 from benchmark.registry import one_line
 from benchmark.runs import loggers
+from benchmark.runs.environment import check_processes
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.states import state
 from datamodules.common.errors import ConfigError, RunError, Stopped
@@ -101,6 +102,8 @@ def _launchable(run: Run) -> tuple[Run, bool]:
             f"{rt.num_nodes} nodes are asked for, but nothing has started this process on each of them; start it with "
             "SLURM's srun, or on every node with torchrun (docs/usage/cluster.md)"
         )
+    if spawned and rt.accelerator == "cpu":
+        check_processes("--devices", int(rt.devices))
     return run, spawned
 
 

@@ -7,12 +7,16 @@ import os
 import platform
 import re
 import sys
+import time
 from typing import Any
 
 from datamodules.common import system
+from datamodules.common.errors import ConfigError
 
 GPUS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")  # on Linux, one exists with a GPU
 PROCESS_BYTES = 400_000_000  # memory of a process without data: Python, torch and Lightning
+MOST_PER_CORE = 4  # processes; more than one already slows the others down
+LOOKS, LOOK_S = 5, 0.02  # at what runs on the machine
 
 
 def environment() -> dict[str, Any]:
@@ -78,6 +82,27 @@ def cores() -> int:
     return own if share is None else max(1, min(own, int(share)))
 
 
+def idle_cores() -> int:
+    """Cores that no program is using at the moment, at least 1; all of them if the system does not tell.
+
+    All threads of a process wait for the slowest one, which may wait for a core, at the end of every operation.
+    """
+    running = []
+    for _ in range(LOOKS):
+        try:
+            told = (system.ROOT / "proc" / "loadavg").read_text().split()[3]
+        except (OSError, IndexError):
+            return cores()
+        running.append(int(told.partition("/")[0]))
+        time.sleep(LOOK_S)
+    return max(1, min(cores(), (os.cpu_count() or 1) + 1 - min(running)))  # this thread is running, too
+
+
+def free_threads() -> int:
+    """CPU threads of a run in one process: as many as ``OMP_NUM_THREADS`` asks for, or one per idle core."""
+    return asked_threads() or idle_cores()
+
+
 def cpu_share() -> float | None:
     """The container's CPU quota in cores, from control groups of either version; ``None`` without a limit."""
     group = system.ROOT / "sys" / "fs" / "cgroup"
@@ -96,6 +121,26 @@ def bearable(processes: int) -> int:
 
     free = available_bytes()
     return processes if free is None else max(1, min(processes, free // PROCESS_BYTES))
+
+
+def check_processes(option: str, processes: int) -> None:
+    """Refuse more processes than this machine can run.
+
+    Args:
+        option: the option that asks for them.
+        processes: how many would be started here.
+
+    Raises:
+        ConfigError: there are too many for the cores or the memory.
+    """
+    from datamodules.common.memory import in_words  # imports torch
+
+    most = min(MOST_PER_CORE * cores(), bearable(processes))
+    if processes > most:
+        raise ConfigError(
+            f"{option} {processes}: so many processes take {in_words(processes * PROCESS_BYTES)} of memory before they "
+            f"have any data, and share {cores()} cores; give {most} at most, and one per core is fastest"
+        )
 
 
 def asked_threads() -> int | None:
