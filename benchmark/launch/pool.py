@@ -111,7 +111,7 @@ def attempt(run: Run, fit: Callable[[Run], Path], log: Path | None = None) -> tu
 
 
 def server() -> ForkServerContext:
-    """The server that forks the processes of runs, started if it is not there; it imports while this process goes on.
+    """The server that forks the processes of runs, started if it is not running; meanwhile it imports what runs need.
 
     It finds modules where this process does. Signals are blocked in it, and in a run until that can save: the server
     has to outlive its runs.
