@@ -30,6 +30,7 @@ from datamodules.common.yaml import dump_yaml, load_yaml
 
 Scale = Literal["quick", "board", "laptop", "small", "lite", "paper", "custom"]
 Reading = Literal["best", "last", "last_k_mean", "averaged"]
+GIVEN = ("model_args.", "roster.")
 ROSTER = "datamodules.partition.roster.Roster"
 ROSTER_SUPPLIED = ("num_clients", "labelled", "seed", "_subsets")  # arguments that the run passes to the roster
 
@@ -228,17 +229,21 @@ def run_id(config: RunConfig) -> str:
 
 
 def differences(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """Where a recorded identity and a resolved configuration disagree: phrases ``key: recorded with ..., now ...``.
+    """Where a recorded identity and a resolved configuration are ``apart``: ``option: recorded with ..., now ...``."""
+    found = apart(recorded, json.loads(json.dumps(identity(config))))
+    return [f"{name}: recorded with {old}, now {new}" for name, (old, new) in found.items()]
 
-    A key that only one of them has is an option that was added or removed since, and does not count.
+
+def apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Options in which two recorded identities differ, with both values: ``{"method.lr": (0.1, 0.3)}``.
+
+    An option that only one of them has was added or removed since, and does not count. Those of network and roster are
+    recorded only where they are given, so that one which is missing, here ``None``, counts.
     """
-
-    def walk(old: Any, new: Any, path: str) -> list[str]:
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            return [d for key in old if key in new for d in walk(old[key], new[key], f"{path}.{key}" if path else key)]
-        return [] if old == new else [f"{path}: recorded with {old}, now {new}"]
-
-    return walk(recorded, json.loads(json.dumps(identity(config))), "")
+    first, second = spelled(one), spelled(other)
+    names = [name for name in {**first, **second} if name.startswith(GIVEN) or (name in first and name in second)]
+    both = {name: (first.get(name), second.get(name)) for name in names}
+    return {name: (old, new) for name, (old, new) in both.items() if old != new}
 
 
 def spelled(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pandas as pd
 from rich.markup import escape
 from rich.table import Table
 
-from benchmark.config import Run, RunConfig, differences, identity
+from benchmark.config import Run, apart, identity
 from benchmark.runs.console import Console, duration, printable
 from benchmark.runs.environment import gpu_name, machine
 from benchmark.runs.records import READING, Record, read_record, read_rows, readings
@@ -118,7 +118,7 @@ def _progress(run: Run, state: str) -> dict[str, Any]:
     return found
 
 
-COSTLESS = {"seed", "scale", "rounds", "report", "last_k", "average_last", "data.init_args.partition_seed"}
+COSTLESS = {"seed", "scale", "rounds", "report", "last_k", "average_last", "data.partition_seed"}
 """Options that do not affect the time of a round."""
 
 
@@ -179,16 +179,13 @@ def parts(runs: Iterable[Run], states: Mapping[str, str], measured: Sequence[Rec
     for run in runs:
         groups.setdefault(json.dumps({**identity(run.config), "seed": None}, default=str), []).append(run)
     found = []
-    for group in groups.values():
+    for key, group in groups.items():
         left = [rounds_left(run, states[run.id]) for run in group]
-        same = [record for record in measured if _costs_the_same(record["config"], group[0].config)]
+        config = json.loads(key)
+        alike = [one for one in measured if one["config"]["method"]["class_path"] == config["method"]["class_path"]]
+        same = [one for one in alike if apart(one["config"], config).keys() <= COSTLESS]
         found.append(Part(tuple(group), sum(left), max(left), same))
     return found
-
-
-def _costs_the_same(recorded: Mapping[str, Any], config: RunConfig) -> bool:
-    classes = all(recorded[name]["class_path"] == getattr(config, name).class_path for name in ("method", "data"))
-    return classes and {phrase.partition(":")[0] for phrase in differences(recorded, config)} <= COSTLESS
 
 
 def rounds_left(run: Run, state: str) -> int:

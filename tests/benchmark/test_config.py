@@ -144,7 +144,7 @@ def test_differences_name_what_a_recorded_run_did_otherwise():
     recorded["method"]["init_args"]["gone"] = 1
     recorded["rounds"] = 9
     assert differences(recorded, resolve(config())) == [
-        "method.init_args.lr: recorded with 0.5, now 0.03",
+        "method.lr: recorded with 0.5, now 0.03",
         "rounds: recorded with 9, now 3",
     ]
 

@@ -126,6 +126,10 @@ def test_only_runs_of_the_same_configuration_count():
     assert per_round(planned(), same, same, *others) == per_round(planned(), same, *others) == 2.0
     assert per_round(planned(), *others) is None
     assert per_round(planned(method="fixmatch"), same) is None
+    for given in ({"model": "resnet9", "model_args": {"width": 4}}, {"roster": {"participants": 2}}):
+        plain = planned(**{name: value for name, value in given.items() if name == "model"})
+        assert per_round(planned(**given), measured(plain, 1, 100.0)) is None
+        assert per_round(plain, measured(planned(**given), 1, 100.0)) is None
 
 
 @pytest.mark.parametrize(("another", "count"), [({}, 1), ({"cpu": "another"}, 0), ({"gpu": "a GPU"}, 0)])
