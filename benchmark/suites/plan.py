@@ -171,7 +171,7 @@ def read_published(path: Path) -> dict[Any, str]:
             row = Row(table, dataset, method, {name: text for name, text in line.items() if text}, {})
             for key, text in ((metric, value), *([(f"{metric} std", spread)] if spread else [])):
                 if not isfinite(float(text)) or row.key(key) in values:
-                    raise ValueError(f"{row.full_name}, {key}: {text!r} is not finite, or stands there twice")
+                    raise ValueError(f"{row.full_name}, {key}: {text!r} is not finite, or occurs twice")
                 values[row.key(key)] = text
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path}, line {number}: a column, or a number, is missing: {error}") from None

@@ -1,6 +1,6 @@
 """The schema of a suite file, checked when it is loaded, and how one file extends another."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any
 
@@ -255,3 +255,13 @@ def on_top(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         else:
             result[key] = value
     return result
+
+
+def without_tables(part: Any, gone: Collection[str]) -> Any:
+    """A part of a suite file without tables, and without what its scales say of them."""
+    if not isinstance(part, Mapping):
+        return part
+    kept = {key: without_tables(value, gone) for key, value in part.items()}
+    if isinstance(kept.get("tables"), Mapping):
+        kept["tables"] = {name: table for name, table in kept["tables"].items() if str(name) not in gone}
+    return kept

@@ -47,9 +47,8 @@ class SideFile:
         entries = read_yaml(path) if path.exists() else {}
         for name, entry in entries.items():
             if not isinstance(entry, dict) or not self._is_valid(entry):
-                raise ConfigError(
-                    f"{path}, {name}: this is no entry of a file `{self.kind}`; delete it, and make it anew"
-                )
+                command = "tune" if self.kind == "tuned" else "admit"
+                raise ConfigError(f"{path}, {name}: not a valid entry; delete it and run `{command}` again")
         return entries
 
     def _is_valid(self, entry: Mapping[str, Any]) -> bool:

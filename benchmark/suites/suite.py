@@ -14,7 +14,7 @@ from typing import Any
 from benchmark.config import Run, Runtime, apply, differences, from_dict
 from benchmark.registry import unknown
 from benchmark.suites.plan import Plan, Row, Table, operands, read_published
-from benchmark.suites.schema import Layer, Layers, ScaleSpec, check, on_top, with_its_method
+from benchmark.suites.schema import Layer, Layers, ScaleSpec, check, on_top, with_its_method, without_tables
 from benchmark.suites.side_files import SideFile
 from datamodules.common.errors import BenchError, ConfigError
 from datamodules.common.yaml import read_yaml
@@ -35,6 +35,7 @@ class Suite:
         extended: the suite on top of which ``spec`` was written, and which ``spec`` holds already.
 
     Attributes:
+        given: ``spec`` as it was given.
         tuned: what tuning has tried and chosen for this suite (``choices`` has those of the extended one, too).
         admitted: which settings are ranked.
 
@@ -49,7 +50,7 @@ class Suite:
         folder: Path = SUITES,
         extended: "Suite | None" = None,
     ) -> None:
-        self.spec = check(spec, where)
+        self.given, self.spec = spec, check(spec, where)
         self.where, self.folder, self.extended = where, folder, extended
         self.paper, self.title, self.report = self.spec.paper, self.spec.title, str(self.spec.report)
         self.ranked = self.spec.ranked
@@ -150,10 +151,12 @@ class Suite:
     def choices(self, scale: str) -> dict[str, Any]:
         """What tuning has chosen for rows, by ``Row.full_name``, with all that it tried.
 
-        A choice made for the suite that this one extends counts where both have the row alike: the same configuration
-        before tuning, whatever the seeds, and the same rule of tuning.
+        Trials that have not led to a choice yet are none. A choice made for the suite that this one extends counts
+        where both have the row alike: the same configuration before tuning, whatever the seeds, and the same rule of
+        tuning.
         """
-        base, own = self.extended, self.tuned.own(scale)
+        base = self.extended
+        own = {name: entry for name, entry in self.tuned.own(scale).items() if "options" in entry}
         if base is None or scale not in base.spec.scales or self.scale(scale).tuning != base.scale(scale).tuning:
             return own
         ours, theirs = ({row.full_name: row for row in suite.rows} for suite in (self, base))
@@ -182,7 +185,7 @@ class Suite:
             last: the layers of a run of ``tune`` or ``admit``.
         """
         if tuned and scale not in self._chosen:
-            self._chosen[scale] = {n: entry.get("options", {}) for n, entry in self.choices(scale).items()}
+            self._chosen[scale] = {name: entry["options"] for name, entry in self.choices(scale).items()}
         at, label, where = self.scale(scale), self.spec.labels[row.method], (row.table, row.dataset)
         layers = [
             self.spec.base,
@@ -358,6 +361,8 @@ def load(paper: str, extending: tuple[Path, ...] = ()) -> Suite:
 def extend(extended: Suite, spec: Mapping[str, Any], where: str, folder: Path) -> Suite:
     """A suite with what ``spec`` says on top of another one: rows of a table are added to it.
 
+    A table that is left out takes the one of its rows at their papers' rates with it, and what scales say of both.
+
     Raises:
         ConfigError: it has the other one's name, or see ``Suite``.
     """
@@ -366,7 +371,10 @@ def extend(extended: Suite, spec: Mapping[str, Any], where: str, folder: Path) -
             f"suite {where}: give it a name of its own under `paper:`; "
             f"under that of {extended.where} it would overwrite its tables"
         )
-    return Suite(on_top(extended.spec.model_dump(), spec), where, folder, extended)
+    own = spec.get("tables")
+    left_out = {str(name) for name, table in own.items() if table is None} if isinstance(own, Mapping) else set()
+    gone = {name for name, table in extended.spec.tables.items() if left_out & {name, table.untuned}}
+    return Suite(without_tables(on_top(extended.given, spec), gone), where, folder, extended)
 
 
 @dataclass(frozen=True)
@@ -380,7 +388,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """Suite, scale and row, such as ``text board all/AG News/FixMatch``."""
+        """Suite, scale and row, such as ``news board all/AG News/FixMatch``."""
         return f"{self.suite.paper} {self.scale} {self.row.full_name}"
 
 

@@ -63,11 +63,12 @@ def test_nothing_is_written_where_there_is_nothing_to_add(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "entry"), [("tuned", "{options: 3}"), ("tuned", "0.3"), ("admitted", "{admitted: perhaps}")]
+    ("kind", "entry", "command"),
+    [("tuned", "{options: 3}", "tune"), ("tuned", "0.3", "tune"), ("admitted", "{admitted: perhaps}", "admit")],
 )
-def test_an_entry_that_is_not_complete_is_one_error(tmp_path, kind, entry):
+def test_an_entry_that_is_not_complete_is_one_error(tmp_path, kind, entry, command):
     file = SideFile(tmp_path, kind, "paper")
     file.path("quick").parent.mkdir()
     file.path("quick").write_text(f"1/A/a: {entry}\n")
-    with pytest.raises(ConfigError, match=rf"paper-quick.yaml, 1/A/a: .*`{kind}`"):
+    with pytest.raises(ConfigError, match=rf"paper-quick.yaml, 1/A/a: .*`{command}`"):
         file.own("quick")

@@ -206,6 +206,25 @@ scales: {quick: {seeds: [7, 8]}}
             suite.load("own.yaml")
 
 
+def test_a_table_that_is_left_out_takes_with_it_what_belongs_to_it(tmp_path):
+    """Its rows at their papers' rates, and what scales say of it; in suites further on, too."""
+    of_both = {"tables": {1: {"set": {"rounds": 3}}, "1-paper": {"set": {"rounds": 3}}}}
+    tuning = {"rates": ["method.lr"], "seeds": [1000], "tables": {1: {"set": {"rounds": 4}}}}
+    tables = {"1-paper": {"title": "At the papers' rates", "untuned": "1"}}
+    toy = Suite(spec(tables=tables, scales={"quick": {**of_both, "tuning": tuning}}), "toy.yaml", tmp_path)
+    assert [table.number for table in toy.tables] == ["1", "2", "1-paper"]
+    without = suite.extend(toy, {"paper": "without", "tables": {1: None}}, "without.yaml", tmp_path)
+    further = suite.extend(without, {"paper": "further", "title": "More"}, "further.yaml", tmp_path)
+    for one in (without, further):
+        assert [table.number for table in one.tables] == ["2"]
+        assert one.scale("quick").tables == one.scale("quick").tuning.tables == {}
+    tuned = suite.extend(toy, {"paper": "tuned", "tables": {"1-paper": None}}, "tuned.yaml", tmp_path)
+    assert [table.number for table in tuned.tables] == ["1", "2"] and list(tuned.scale("quick").tables) == ["1"]
+    more = {"paper": "more", "tables": {1: {"metrics": ["acc"], "rows": [{"method": "low", "M": 3}]}}}
+    filled = suite.extend(toy, more, "more.yaml", tmp_path).tables[-1]
+    assert filled.metrics == ["acc"] and filled.rows[-1].columns == {"M": "3"}
+
+
 def of_table(**changes):
     return {"tables": {"1": changes}}
 
