@@ -50,7 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--seed", type=text, help="seed of every random stream (default: 1337); several, 0,1,2, are run one by one"
     )
     parser.add_argument(
-        "--dry_run", action="store_true", help="run nothing; tell rounds, and time as far as records tell"
+        "--dry_run", action="store_true", help="run nothing; print the rounds left, and the time where records allow"
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="delete what an earlier run of this configuration has left, and run it"
@@ -80,8 +80,8 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     ]
     runs = [run for _, some in by_point for run in some]
     if export and (dry or len(runs) > 1 or Path(export).is_dir()):
-        count = 0 if dry else len(runs)
-        raise ConfigError(f"--export {export}: it takes the name of a file, and one run; this command makes {count}")
+        count = "a dry run makes none" if dry else f"this command makes {len(runs)}"
+        raise ConfigError(f"--export {export}: it takes the name of a file, and one run; {count}")
 
     if dry:
         from benchmark.runs.states import state

@@ -95,9 +95,11 @@ def resolved(one: Setting) -> str:
     if not one.ranked:
         reason = "it was not tested"
         if one.admission:
-            rise = {label: value for label, value in one.admission["rise"].items() if value is not None}
-            rises = ", ".join(f"{markdown(label)} rises by {value:g}" for label, value in rise.items())
-            reason = REFUSED.format(**{**one.admission, "rise": rises or "no one rises"})
+            rises = ", ".join(
+                f"{markdown(label)} rises by {value:g}" if value is not None else f"{markdown(label)}'s rise is unknown"
+                for label, value in one.admission["rise"].items()
+            )
+            reason = REFUSED.format(**{**one.admission, "rise": rises})
         return UNRANKED.format(reason=reason)
     if pd.isna(one.resolution):
         return "Too few runs to say which differences are resolved."
@@ -114,7 +116,7 @@ def power(one: Setting) -> str:
         return ""
     return (
         f"Power: with the seeds and the scatter of these rows, a true difference of {found.min():.1f} to "
-        f"{found.max():.1f} points, depending on the row, would be found with 80 %."
+        f"{found.max():.1f} points, depending on the row, would be found with a power of 80 %."
     )
 
 

@@ -124,6 +124,9 @@ def test_a_setting_that_is_not_admitted_is_shown_and_not_ranked(made):
     assert page.count("Not ranked") == 1 and "7.2 points" in page
     told = leaderboard.standing(first, "good")  # in a terminal
     assert "Not ranked: the setting has not passed the test of admission: all labels are worth 7.2" in told
+    suite.admitted.path("quick").write_text(f"clients/A: {{{refused.replace('base: 0.1', 'base: null')}}}\n")
+    told = leaderboard.resolved(leaderboard.settings(suite, plan)[0])
+    assert "late in the run base's rise is unknown, bound rises by 0.3" in told
     suite.admitted.path("quick").unlink()
     assert "it was not tested" in leaderboard.resolved(leaderboard.settings(suite, plan)[0])
 
