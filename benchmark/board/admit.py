@@ -60,7 +60,8 @@ def candidates(suite: Suite, scale: str, runtime: Runtime) -> list[Candidate]:
     that uses all labels.
 
     Raises:
-        ConfigError: the scale has no such entry, or a table with a reference has no bound, or a central row as one.
+        ConfigError: the scale has no such entry, a table with a reference has no bound, or its reference or bound is a
+            central row.
     """
     spec = suite.scale(scale).admission
     if spec is None:

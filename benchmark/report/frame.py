@@ -9,7 +9,7 @@ import pandas as pd
 from benchmark.runs.records import READING, read_rows
 from benchmark.suites.plan import Plan
 
-LACKS = ("failed", "damaged", "outdated", "running", "stale", "missing")  # the first that applies to a seed's runs
+LACKS = ("failed", "damaged", "outdated", "running", "stale", "missing")  # in the order in which they are told
 BROKEN = LACKS[:3]  # rows with such a seed get no verdict
 NONE = pd.Series(dtype="float64")
 Values = Mapping[tuple[str, str, str], pd.Series]

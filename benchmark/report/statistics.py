@@ -130,13 +130,6 @@ def above(differences: pd.Series) -> float:
     return float(((known > 0) + 0.5 * (known == 0)).mean())
 
 
-def superiority(scores: pd.DataFrame) -> pd.DataFrame:
-    """Probability that the row of a line beats the row of a column: the share of seeds in which it does."""
-    names = list(scores)
-    values = {b: {a: above((scores[a] - scores[b]).round(DIGITS)) for a in names if a != b} for b in names}
-    return pd.DataFrame(values).reindex(index=names, columns=names)
-
-
 def cost(record: Record, rounds: pd.DataFrame, accuracy: float) -> Mapping[str, float] | None:
     """What a run spends until an evaluated round first reaches ``accuracy`` (in percent); ``None`` if none does.
 

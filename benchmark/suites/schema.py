@@ -86,14 +86,9 @@ class Layers(_PerDataset):
         return [self, own, self.datasets.get(dataset, Layer()), own.datasets.get(dataset, Layer())]
 
 
-class _Dataset(Layer):
-    pending: str = ""
-
-
 class _Label(_Part):
     model_config = ConfigDict(extra="allow")  # options of its rows
     method: str = ""
-    minus: Pair | None = None
     pending: str = ""
 
 
@@ -180,7 +175,7 @@ class SuiteSpec(_Part):
     published: str | None
     report: Reading
     base: Layer
-    datasets: dict[str, Annotated[_Dataset, BeforeValidator(lambda given: {} if given is None else given)]]
+    datasets: dict[str, Annotated[Layer, BeforeValidator(lambda given: {} if given is None else given)]]
     labels: dict[str, _Label]
     tables: Annotated[dict[Word, _Table], Field(min_length=1)]
     scales: Annotated[dict[Scale, ScaleSpec], Field(min_length=1)]

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmark.config import Run, Runtime, apply, differences, from_dict
 from benchmark.registry import unknown
-from benchmark.suites.plan import Plan, Row, Table, operands, read_published
+from benchmark.suites.plan import Plan, Row, Table, read_published
 from benchmark.suites.schema import Layer, Layers, ScaleSpec, check, on_top, with_its_method, without_tables
 from benchmark.suites.side_files import SideFile
 from datamodules.common.errors import BenchError, ConfigError
@@ -59,9 +59,6 @@ class Suite:
         self._runs: dict[tuple[str, str], Run] = {}
         self.tables = tuple(self._table(number) for number in self.spec.tables)
         self.rows = [row for table in self.tables for row in table.rows]
-        for row in self.rows:
-            if row.minus:
-                operands(row, self.rows, where)
 
     def _table(self, number: str) -> Table:
         spec = self.spec.tables[number]
@@ -69,15 +66,9 @@ class Suite:
         rows = []
         for dataset in spec.datasets:
             for row in spec.rows:
-                minus = self.spec.labels[row.method].minus
-                involved: list[Any] = [
-                    self.spec.datasets[dataset],
-                    *(self.spec.labels[name] for name in minus or (row.method,)),
-                ]
-                pending = next((entry.pending for entry in involved if entry.pending), "")
                 columns, options = dict(row.model_extra or {}), {**spec.set, **row.set}
-                both = (minus[0], minus[1]) if minus else None
-                rows.append(Row(number, dataset, row.method, columns, options, both, pending))
+                pending = self.spec.labels[row.method].pending
+                rows.append(Row(number, dataset, row.method, columns, options, pending))
         return Table(number=number, rows=tuple(rows), **own)
 
     def scale(self, name: str) -> ScaleSpec:
@@ -254,16 +245,15 @@ class Suite:
         Raises:
             ConfigError: a filter names something that does not exist, or nothing is left.
         """
-        labels = self.spec.labels
-        for what, asked, known in (("table", tables, self.spec.tables), ("method of this suite", methods, labels)):
+        parts = (("table", tables, self.spec.tables), ("method of this suite", methods, self.spec.labels))
+        for what, asked, known in parts:
             for name in asked:
                 if name not in known:
                     raise unknown(what, name, known)
         seeds = list(seeds or plan.seeds)
-        needed = {label for name in methods for label in (name, *(labels[name].minus or ()))}
         chosen: dict[str, Run] = {}
         for row in self.matching(only, plan.scale):
-            if (not tables or row.table in tables) and (not methods or row.method in needed):
+            if (not tables or row.table in tables) and (not methods or row.method in methods):
                 chosen |= {key: plan.runs[key] for seed, key in plan.of_row[row.full_name].items() if seed in seeds}
         if not chosen:
             raise self._nothing(plan.scale, methods)
@@ -280,16 +270,13 @@ class Suite:
     def matching(self, patterns: Collection[str], scale: str) -> list[Row]:
         """The rows that are run at a scale and match one of the patterns; all of them without a pattern.
 
-        A row that shows a difference means the two rows that it is taken of.
-
         Raises:
             ConfigError: no such row.
         """
         without = self.scale(scale).without
-        meant = [row for pattern in patterns for row in self._meant(pattern, scale)]
-        parts = {part.full_name for row in meant for part in (operands(row, self.rows) if row.minus else (row,))}
-        own = [row for row in self.rows if not (row.minus or row.pending or row.method in without)]
-        return [row for row in own if not patterns or row.full_name in parts]
+        meant = {row.full_name for pattern in patterns for row in self._meant(pattern, scale)}
+        own = [row for row in self.rows if not (row.pending or row.method in without)]
+        return [row for row in own if not patterns or row.full_name in meant]
 
     def _meant(self, pattern: str, scale: str) -> list[Row]:
         """The rows that a pattern means: those of that name, or else all that match it as a glob.
