@@ -86,7 +86,6 @@ CONFIGS = {
     "round: 3": "unknown configuration argument 'round'; did you mean 'rounds'?",
     "runtime: {device: 2}": "did you mean 'devices'?",
     "runtime: {data_dir: ~/data}": "~",
-    'runtime: {results_dir: "a\\nb"}': "--results_dir",
 }
 METHODS = {
     "Mini": "no attribute 'Mini'",
