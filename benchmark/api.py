@@ -25,7 +25,7 @@ from benchmark.federation.loop import Federation
 from benchmark.federation.metrics import classification_metrics
 from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.run import fit as fit_on_disk
-from benchmark.registry import KINDS, is_importable, one_line, path_of, register_local
+from benchmark.registry import KINDS, is_importable, path_of, register_local
 from benchmark.report import frame
 from benchmark.runs.environment import free_threads
 from benchmark.runs.exported import INPUT, WEIGHTS, Exported, read_exported, read_weights
@@ -34,7 +34,7 @@ from benchmark.runs.records import read_record, read_rows, readings
 from benchmark.suites.suite import load
 from datamodules.base import FSSLDataModule
 from datamodules.common.devices import threads
-from datamodules.common.errors import ConfigError
+from datamodules.common.errors import ConfigError, one_line
 from methods.base import FedMethod
 
 IN_MEMORY = frozenset({"accelerator", "threads", "engine", "slots", "replay", "callbacks", "data_dir"})

@@ -15,10 +15,10 @@ from benchmark.commands import admit, describe, enter, fit, names, plot, records
 from benchmark.commands.common import MAPPINGS, same_command
 from benchmark.launch.launchers import check_left_over
 from benchmark.launch.signals import STOPPED, stoppable
-from benchmark.registry import KINDS, known_names, one_line, type_in_words
+from benchmark.registry import KINDS, known_names, type_in_words
 from benchmark.runs.code_identity import code_version, package_version
 from benchmark.runs.console import printable
-from datamodules.common.errors import BenchError, ConfigError, Stopped
+from datamodules.common.errors import BenchError, ConfigError, Stopped, one_line
 from datamodules.common.yaml import read_value
 
 MODULES: dict[str, Any] = {

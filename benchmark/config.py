@@ -20,13 +20,12 @@ from benchmark.registry import (
     find_class,
     imported,
     known_names,
-    one_line,
     path_of,
     resolved,
 )
-from datamodules.common.errors import ConfigError
+from datamodules.common.errors import ConfigError, one_line
 from datamodules.common.precision import check_precision
-from datamodules.common.yaml import dump_yaml, load_yaml
+from datamodules.common.yaml import dump_yaml
 
 Scale = Literal["quick", "board", "laptop", "small", "lite", "paper", "custom"]
 Reading = Literal["best", "last", "last_k_mean", "averaged"]
@@ -332,11 +331,6 @@ def with_pipeline(values: Mapping[str, Any]) -> dict[str, Any]:
 def to_yaml(config: RunConfig) -> str:
     """The whole configuration as YAML, in field order."""
     return dump_yaml(asdict(config))
-
-
-def from_yaml(text: str) -> RunConfig:
-    """Read what ``to_yaml`` wrote; without ``runtime``, its defaults apply."""
-    return from_dict(load_yaml(text, "configuration"))
 
 
 def class_spec(slot: str, value: Any) -> ClassSpec:

@@ -16,9 +16,8 @@ from pydantic import (
 )
 
 from benchmark.config import Reading, Scale
-from benchmark.registry import unknown
 from benchmark.runs.records import problem
-from datamodules.common.errors import ConfigError
+from datamodules.common.errors import ConfigError, unknown
 
 METRICS = ("acc", "acc_clients", "acc_worst_clients", "auc", "precision", "recall", "loss")
 TOLD = 3  # problems that one message lists

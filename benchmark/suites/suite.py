@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.config import Run, Runtime, apply, differences, from_dict
-from benchmark.registry import unknown
 from benchmark.suites.plan import Plan, Row, Table, read_published
 from benchmark.suites.schema import Layer, Layers, ScaleSpec, check, on_top, with_its_method, without_tables
 from benchmark.suites.side_files import SideFile
-from datamodules.common.errors import BenchError, ConfigError
+from datamodules.common.errors import BenchError, ConfigError, unknown
 from datamodules.common.yaml import read_yaml
 from methods import models
 
