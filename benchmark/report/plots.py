@@ -66,11 +66,10 @@ def read_suite_rows(
                 f"plot: no complete run of {name} at scale {scale} in {results_dir}; "
                 f"`table --paper {suite.where} --scale {scale}` creates them"
             )
-    found = {name: curve for name, curve in curves.items() if not curve.empty}
-    methods = {row.full_name: row.method for row in suite.rows if row.full_name in found}
-    labelled = [*methods.values()]
-    own = [name if labelled.count(method) > 1 else method for name, method in methods.items()]
-    return _named(labels or own, [found[name] for name in methods])
+    rows = [row for row in suite.matching(names, scale) if not curves[row.full_name].empty]
+    methods = [row.method for row in rows]
+    own = [row.full_name if methods.count(row.method) > 1 else row.method for row in rows]
+    return _named(labels or own, [curves[row.full_name] for row in rows])
 
 
 def _named(names: Sequence[str], curves: Sequence[pd.DataFrame]) -> dict[str, pd.DataFrame]:
