@@ -63,8 +63,8 @@ SMOOTH = "The mean of the last rounds stands beside it because single rounds swi
 READ = (
     "{accuracy} in percent, mean ± half-width of the 95 % t interval (seeds). Δ: difference to the reference row, "
     "paired by seed, with its own interval. Simultaneous: half-width of the intervals of all rows of the setting "
-    "that hold together with 95 % (Bonferroni). Δ is **bold** where its simultaneous interval leaves out zero, from "
-    "three seeds on and where no run has failed. p: of the paired t-test after Holm's correction over the rows of "
+    "that jointly hold with 95 % confidence (Bonferroni). Δ is **bold** where its simultaneous interval leaves out "
+    "zero, from three seeds on and where no run has failed. p: of the paired t-test after Holm's correction over the rows of "
     "the setting, which can be below 0.05 where nothing is bold; sign flips: exact p-value of the paired sign-flip "
     "test, not corrected, which cannot be below 2 / 2ⁿ with n seeds. Bounds know more labels than methods may; they "
     "are in none of these tests. Not converged: a row that rises by more than one point over the last quarter of "
