@@ -25,8 +25,8 @@ from benchmark.federation.loop import Federation
 from benchmark.federation.metrics import scores
 from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.run import fit as fit_on_disk
-from benchmark.registry import KINDS, is_importable, one_line, path_of, register_local
-from benchmark.report import release
+from benchmark.registry import KINDS, is_importable, path_of, register_local
+from benchmark.report import frame
 from benchmark.runs.environment import free_threads
 from benchmark.runs.exported import INPUT, WEIGHTS, Exported, read_exported, read_weights
 from benchmark.runs.loggers import callbacks
@@ -34,7 +34,7 @@ from benchmark.runs.records import read_record, read_rows, readings
 from benchmark.suites.suite import load
 from datamodules.base import FSSLDataModule
 from datamodules.common.devices import threads
-from datamodules.common.errors import ConfigError
+from datamodules.common.errors import ConfigError, one_line
 from methods.base import FedMethod
 
 IN_MEMORY = frozenset({"accelerator", "threads", "engine", "slots", "replay", "callbacks", "data_dir"})
@@ -234,15 +234,11 @@ def _recorded(record: Mapping[str, Any], data_dir: str) -> Run:
 def load_runs(results_dir: str | Path = "results") -> pd.DataFrame:
     """Load all records below a folder: one row per run, nested keys joined by dots (``final.acc``, ``config.seed``).
 
-    ``path`` is the run's folder, ``status`` says whether it is complete. A file that ``records --export`` wrote,
-    Parquet or CSV, has a row per run, reading and evaluated round, with the columns that docs/usage/records.md lists.
+    ``path`` is the run's folder, ``status`` says whether it is complete.
 
     Raises:
         RunError: a record is damaged.
-        ConfigError: the file is no such table.
     """
-    if Path(results_dir).is_file():
-        return release.read_exported(Path(results_dir))
     paths = sorted(file.parent for file in Path(results_dir, "runs").glob("*/record.json"))
     return pd.json_normalize([{"path": str(path), **read_record(path)} for path in paths])
 
@@ -251,7 +247,8 @@ def load_rounds(paper: str, scale: str, results_dir: str | Path = "results") -> 
     """Load the evaluated rounds of all complete runs of a suite's rows: one line per row, seed and round.
 
     The columns of ``metrics.jsonl`` are preceded by ``table``, ``dataset``, ``row`` (the method's name in the table,
-    and the columns that distinguish rows of the same name) and ``seed``.
+    and the columns that distinguish rows of the same name) and ``seed``; ``bytes`` (up and down) and ``seconds``, both
+    since the first round, come last.
 
     Args:
         paper: name of a suite, or the path of its YAML file.
@@ -263,16 +260,7 @@ def load_rounds(paper: str, scale: str, results_dir: str | Path = "results") -> 
         RunError: a record is damaged.
     """
     suite = load(paper)
-    plan = suite.plan(scale, runtime=Runtime(results_dir=str(results_dir)))
-    parts = []
-    for row in suite.rows:
-        name = row.full_name.removeprefix(f"{row.table}/{row.dataset}/")
-        for seed, key in plan.of_row.get(row.full_name, {}).items():
-            if plan.found[key].record is not None:
-                rounds = pd.json_normalize(read_rows(plan.runs[key].folder))
-                where = {"table": row.table, "dataset": row.dataset, "row": name, "seed": seed}
-                parts.append(pd.concat([pd.DataFrame(where, rounds.index), rounds], axis=1))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["table", "dataset", "row", "seed"])
+    return frame.rounds(suite, suite.matching([], scale), scale, results_dir)
 
 
 class _Rows:

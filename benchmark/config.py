@@ -20,16 +20,16 @@ from benchmark.registry import (
     find_class,
     imported,
     known_names,
-    one_line,
     path_of,
     resolved,
 )
-from datamodules.common.errors import ConfigError
+from datamodules.common.errors import ConfigError, one_line
 from datamodules.common.precision import check_precision
-from datamodules.common.yaml import dump_yaml, load_yaml
+from datamodules.common.yaml import dump_yaml
 
 Scale = Literal["quick", "board", "laptop", "small", "lite", "paper", "custom"]
 Reading = Literal["best", "last", "last_k_mean", "averaged"]
+GIVEN = ("model_args.", "roster.")
 ROSTER = "datamodules.partition.roster.Roster"
 ROSTER_SUPPLIED = ("num_clients", "labelled", "seed", "_subsets")  # arguments that the run passes to the roster
 
@@ -88,8 +88,6 @@ class Runtime:
         _check_least(self, devices=1, num_nodes=1, threads=1, slots=1, client_memory=0, checkpoint_every_s=0)
         for name in ("data_dir", "results_dir"):
             path = str(getattr(self, name))
-            if not path.isprintable():  # scripts could not hold it in one line
-                raise ConfigError(f"--{name} {path!r}: a character that cannot be printed, such as a line break")
             if path.startswith("~"):
                 raise ConfigError(f"--{name}={path}: the shell has not replaced ~; put a space for the =")
 
@@ -228,17 +226,21 @@ def run_id(config: RunConfig) -> str:
 
 
 def differences(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """Where a recorded identity and a resolved configuration disagree: phrases ``key: recorded with ..., now ...``.
+    """Where a recorded identity and a resolved configuration are ``apart``: ``option: recorded with ..., now ...``."""
+    found = apart(recorded, json.loads(json.dumps(identity(config))))
+    return [f"{name}: recorded with {old}, now {new}" for name, (old, new) in found.items()]
 
-    A key that only one of them has is an option that was added or removed since, and does not count.
+
+def apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Options in which two recorded identities differ, with both values: ``{"method.lr": (0.1, 0.3)}``.
+
+    An option that only one of them has was added or removed since, and does not count. Those of network and roster are
+    recorded only where they are given, so that one which is missing, here ``None``, counts.
     """
-
-    def walk(old: Any, new: Any, path: str) -> list[str]:
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            return [d for key in old if key in new for d in walk(old[key], new[key], f"{path}.{key}" if path else key)]
-        return [] if old == new else [f"{path}: recorded with {old}, now {new}"]
-
-    return walk(recorded, json.loads(json.dumps(identity(config))), "")
+    first, second = spelled(one), spelled(other)
+    names = [name for name in {**first, **second} if name.startswith(GIVEN) or (name in first and name in second)]
+    both = {name: (first.get(name), second.get(name)) for name in names}
+    return {name: (old, new) for name, (old, new) in both.items() if old != new}
 
 
 def spelled(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -329,11 +331,6 @@ def with_pipeline(values: Mapping[str, Any]) -> dict[str, Any]:
 def to_yaml(config: RunConfig) -> str:
     """The whole configuration as YAML, in field order."""
     return dump_yaml(asdict(config))
-
-
-def from_yaml(text: str) -> RunConfig:
-    """Read what ``to_yaml`` wrote; without ``runtime``, its defaults apply."""
-    return from_dict(load_yaml(text, "configuration"))
 
 
 def class_spec(slot: str, value: Any) -> ClassSpec:

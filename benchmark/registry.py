@@ -1,11 +1,10 @@
 """Methods and data sets by name: the class that a name or a dotted path means, and the arguments that it takes."""
 
-import difflib
 import importlib
 import inspect
 import json
 import pkgutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -14,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 
-from datamodules.common.errors import BenchError, ConfigError
+from datamodules.common.errors import BenchError, ConfigError, unknown
 from datamodules.common.plugins import place, plugin
 from datamodules.common.yaml import read_value
 
@@ -158,19 +157,6 @@ def imported(path: str) -> Any:
     """What a dotted path names."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
-
-
-def unknown(what: str, name: object, known: Iterable[str], more: str = "") -> ConfigError:
-    """The error for a name that is not among ``known``; it suggests the closest one and lists all."""
-    known = list(known)
-    close = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
-    hint = f"; did you mean '{close[0]}'?" if close else "."
-    return ConfigError(f"unknown {what} '{name}'{hint} Known: {', '.join(known) or 'none'}{more}")
-
-
-def one_line(error: object) -> str:
-    """A message without line breaks."""
-    return " ".join(str(error).split())
 
 
 @cache

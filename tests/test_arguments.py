@@ -64,7 +64,7 @@ def rows_that_set(slot: str) -> set[tuple[type, str]]:
     for paper in suite.available():
         loaded = load(paper)
         for scale, spec in loaded.spec.scales.items():
-            for row in (row for row in loaded.rows if not row.minus and not row.pending):
+            for row in (row for row in loaded.rows if not row.pending):
                 for last in (None, spec.tuning):
                     given = getattr(from_dict(loaded.values(row, scale, last=last)), slot)
                     cls, args = named(given.class_path), given.init_args.items()

@@ -27,7 +27,6 @@ COMMANDS = {
     "fit --suite toy.yaml --row 1/A/lo --scale quick": "did you mean '1/A/low'?",
     "fit --suite toy.yaml --row 1/A/low --config a.yaml": "--config FILE, or from --suite",
     "fit --suite rscfed --row 4/SVHN/rscfed": "name one of 4/SVHN/rscfed/labelled=1/unlabelled=4, ",
-    "fit --suite rscfed --row 4/SVHN/improvement": "several runs: name one of 4/SVHN/fed_consist",
     "fit --config missing.yaml": "--config missing.yaml: No such file",
     "status": "--paper",
     "table --paper rscfet": "did you mean 'rscfed'?",
@@ -87,7 +86,6 @@ CONFIGS = {
     "round: 3": "unknown configuration argument 'round'; did you mean 'rounds'?",
     "runtime: {device: 2}": "did you mean 'devices'?",
     "runtime: {data_dir: ~/data}": "~",
-    'runtime: {results_dir: "a\\nb"}': "--results_dir",
 }
 METHODS = {
     "Mini": "no attribute 'Mini'",

@@ -21,7 +21,7 @@ ROOMS = {
     "config": ("registry",),
     "federation": BASE,
     "runs": (*BASE, "federation"),
-    "suites": (*BASE, "runs"),
+    "suites": ("config", "runs"),
     "contract": RUNS,
     "launch": RUNS,
     "report": ("config", "runs", "suites"),

@@ -60,7 +60,8 @@ def candidates(suite: Suite, scale: str, runtime: Runtime) -> list[Candidate]:
     that uses all labels.
 
     Raises:
-        ConfigError: the scale has no such entry, or a table with a reference has no bound.
+        ConfigError: the scale has no such entry, a table with a reference has no bound, or its reference or bound is a
+            central row.
     """
     spec = suite.scale(scale).admission
     if spec is None:
@@ -72,6 +73,11 @@ def candidates(suite: Suite, scale: str, runtime: Runtime) -> list[Candidate]:
         if not table.bounds:
             raise ConfigError(f"{suite.where}, table {table.number}: admission needs a row under `bounds`")
         reference, bound = table.reference, table.bounds[0]
+        if both := {reference, bound} & {*spec.central.labels}:
+            raise ConfigError(
+                f"{suite.where}, table {table.number}: {', '.join(both)} cannot be a central row, too: give that one a "
+                "label of its own"
+            )
         for dataset in dict.fromkeys(row.dataset for row in table.rows):
             name = f"{table.number}/{dataset}"
             known = {row.method: row for row in table.rows if row.dataset == dataset}

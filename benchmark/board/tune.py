@@ -163,8 +163,8 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     if without:
         named = ", ".join(f"{run.cells[0]} ({run.folder}: {state(run.folder)})" for run in without)
         raise RunError(
-            f"no score of {named}: nothing is chosen for these rows. Fix what failed, wait for what others run, and "
-            "run tune again"
+            f"no score of {named}: nothing is chosen for these rows. Fix what failed, wait for runs of other "
+            "processes, and run tune again"
         )
     return made
 
@@ -180,9 +180,15 @@ def _run(
     found = [(one, run, entry) for one, run in missing if (entry := _entry(one, run))]
     for one, run, entry in found:
         kept[one.row.full_name][run.id] = entry
-    suite.tuned.add(scale, {name: {"trials": kept[name]} for name in {one.row.full_name for one, _, _ in found}})
+    _keep(suite, scale, {name: kept[name] for name in {one.row.full_name for one, _, _ in found}})
     told = {run.id for _, run, _ in found}
     return [(one, run) for one, run in missing if run.id not in told]
+
+
+def _keep(suite: Suite, scale: str, trials: Mapping[str, Any]) -> None:
+    """Write what is kept of rows' trials; what was chosen for a row stays until ``tune`` chooses anew."""
+    own = suite.tuned.own(scale)
+    suite.tuned.add(scale, {name: own.get(name, {}) | {"trials": of_row} for name, of_row in trials.items()})
 
 
 def is_done(run: Run) -> bool:
@@ -193,8 +199,8 @@ def is_done(run: Run) -> bool:
     """
     if state(run.folder) == "complete" and by_other_code(run, read_record(run.folder)):
         raise ConfigError(
-            f"{run.folder} was made by other code of {run.config.method.name} than is there now; delete the folder or "
-            "give --overwrite to run it again"
+            f"{run.folder} was made by other code of {run.config.method.name} than is there now; delete the folder to "
+            "run it again"
         )
     return is_complete(run)
 
@@ -314,4 +320,4 @@ def forget(suite: Suite, scale: str, rows: Sequence[Row]) -> None:
     """
     kept = all_kept(suite, scale, rows)
     gone = {name: {key: entry | {"accuracy": None} for key, entry in own.items()} for name, own in kept.items()}
-    suite.tuned.add(scale, {name: {"trials": own} for name, own in gone.items() if own})
+    _keep(suite, scale, {name: own for name, own in gone.items() if own})

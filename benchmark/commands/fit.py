@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from itertools import product
-from math import prod
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -31,8 +30,6 @@ from datamodules.common.yaml import read_yaml
 
 ABOUT = f"Run one configuration, or finish it. {DOTTED} Several values, --method.lr 0.01,0.03, are run one by one."
 
-MOST_POINTS = 10_000
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
@@ -50,7 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--seed", type=text, help="seed of every random stream (default: 1337); several, 0,1,2, are run one by one"
     )
     parser.add_argument(
-        "--dry_run", action="store_true", help="run nothing; tell rounds, and time as far as records tell"
+        "--dry_run", action="store_true", help="run nothing; print the rounds left, and the time where records allow"
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="delete what an earlier run of this configuration has left, and run it"
@@ -80,8 +77,8 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     ]
     runs = [run for _, some in by_point for run in some]
     if export and (dry or len(runs) > 1 or Path(export).is_dir()):
-        count = 0 if dry else len(runs)
-        raise ConfigError(f"--export {export}: it takes the name of a file, and one run; this command makes {count}")
+        count = "a dry run makes none" if dry else f"this command makes {len(runs)}"
+        raise ConfigError(f"--export {export}: it takes the name of a file, and one run; {count}")
 
     if dry:
         from benchmark.runs.states import state
@@ -112,7 +109,7 @@ def grid(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> list[Point]:
         dotted: options of the method, the data set and the roster, as text.
 
     Raises:
-        ConfigError: an unknown class, or more than ``MOST_POINTS`` points.
+        ConfigError: an unknown class.
     """
     several: dict[str, list[str]] = {}
     for option, text in dotted.items():
@@ -121,8 +118,6 @@ def grid(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> list[Point]:
             continue
         if any(_takes(values, option, part) for part in parts):
             several[option] = list(dict.fromkeys(parts))
-    if (points := prod(map(len, several.values()))) > MOST_POINTS:
-        raise ConfigError(f"these options make a grid of {points:,} runs per seed; at most {MOST_POINTS:,} are started")
     return [dict(zip(several, point, strict=True)) for point in product(*several.values())]
 
 

@@ -22,7 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "Nothing is run, and no class that only a record names is imported",
     )
     parser.add_argument("--export", type=text, help="write all results to this .parquet file, and to a .csv beside it")
-    parser.add_argument("--papers", type=text, help="suites, e.g. text,mine.yaml; default: those of this package")
+    parser.add_argument("--papers", type=text, help="suites, e.g. news,mine.yaml; default: those of this package")
     parser.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
     parser.add_argument("--data_dir", type=str, default="data", help="with --check: folder with the data sets")
 

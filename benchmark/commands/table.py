@@ -1,4 +1,4 @@
-"""``table``: what the tables of a paper need."""
+"""``table``: run what the tables of a paper lack, and write them."""
 
 import sys
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="delete what earlier runs have left of all that is asked for, and run it",
     )
     parser.add_argument(
-        "--dry_run", action="store_true", help="run nothing; tell rounds, and time as far as records tell"
+        "--dry_run", action="store_true", help="run nothing; print the rounds left, and the time where records allow"
     )
     parser.add_argument(
         "--slurm",

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from benchmark.config import Run, differences, identity
+from benchmark.config import Run, apart, identity
 from benchmark.federation import checkpoint
 from benchmark.runs.code_identity import by_other_code
 from benchmark.runs.folder import RunFolder, digest_of, line_of
@@ -38,7 +38,7 @@ def _shorter(run: Run) -> dict[Path, Record]:
     for path in run.folder.parent.glob(f"{run.folder.name.removesuffix(run.id)}*"):
         record = look(path).record if (path / LAST_STATE).exists() else None
         if record and record["rounds"]["total"] < config.rounds and not config.average_last:
-            other = {phrase.partition(":")[0] for phrase in differences(record["config"], config)} - FREE
+            other = apart(record["config"], finite(identity(config))).keys() - FREE
             if not (other or by_other_code(run, record) or other_data(config, record)):
                 found[path] = record
     return found

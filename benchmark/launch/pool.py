@@ -17,13 +17,13 @@ from benchmark.launch.launchers import is_one_of_several, leave_allocation
 from benchmark.launch.placement import gpus_of, pinned
 from benchmark.launch.progress import Display
 from benchmark.launch.signals import SIGNALS, STOPPED, check_stopped, die_with_parent, stoppable, stopping_children
-from benchmark.registry import imported, one_line
+from benchmark.registry import imported
 from benchmark.runs.console import Console
 from benchmark.runs.environment import check_processes
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked
 from benchmark.runs.states import state
-from datamodules.common.errors import BenchError, ConfigError, Stopped, message_of
+from datamodules.common.errors import BenchError, ConfigError, Stopped, message_of, one_line
 
 FIT = "benchmark.launch.run.fit"
 IMPORTED = ("benchmark.launch.run", "benchmark.federation.loop", "sklearn.datasets")

@@ -24,12 +24,11 @@ from benchmark.launch.placement import placed
 from benchmark.launch.recorder import is_complete
 from benchmark.launch.signals import STOPPED, ended_by_signals, stoppable, stopping_children
 from benchmark.launch.worker import enough_queues, worker_main
-from benchmark.registry import one_line
 from benchmark.runs import loggers
 from benchmark.runs.environment import check_processes
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.states import state
-from datamodules.common.errors import ConfigError, RunError, Stopped
+from datamodules.common.errors import ConfigError, RunError, Stopped, one_line
 
 OURS = ("datamodules.common.errors.", "benchmark.runs.lock.")  # modules of errors whose message says it all
 PATIENCE = timedelta(days=7)  # for which processes wait for the slowest of a round

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from benchmark.config import spelled
+from benchmark.config import apart, spelled
 from benchmark.report.statistics import LEAST, prediction
 from benchmark.runs.records import (
     AVERAGED,
@@ -20,7 +20,6 @@ from benchmark.runs.records import (
 )
 from benchmark.runs.states import state
 
-GIVEN = ("model_args.", "roster.")
 COUNTING = ("config", "partition", "data", "status")
 
 
@@ -33,9 +32,9 @@ class Comparison(NamedTuple):
             from no round, are equal. Code and environment do not count: the point of a comparison may be that other
             code, or another machine, gives the same numbers. Nor do columns that one run does not have in any round:
             other code may log more.
-        within: whether every reading of the second run lies within its prediction interval of the first run's row, all
-            of which hold together with 95 %; ``None`` where fewer than three seeds of that row are at hand, or the two
-            runs are of different rows.
+        within: whether every reading of the second run lies within its prediction interval of the first run's row;
+            the intervals jointly hold with 95 % confidence. ``None`` where fewer than three seeds of that row are at
+            hand, or the two runs are of different rows.
     """
 
     lines: list[str]
@@ -52,9 +51,9 @@ def compare(one: Path, other: Path) -> Comparison:
     first, second = read_record(one), read_record(other)
     rounds, same_rounds = _rounds(read_rows(one), read_rows(other))
     parts = (_parts(first), _parts(second))
-    apart = {name: _apart(*(part[name] for part in parts)) for name in parts[0]}
-    lines = [*(f"{name}: {'; '.join(told) or 'equal'}" for name, told in apart.items()), f"rounds: {rounds}"]
-    same = same_rounds and _same_averaged(first, second) and not any(apart[name] for name in COUNTING)
+    differing = {name: _told(*(part[name] for part in parts)) for name in parts[0]}
+    lines = [*(f"{name}: {'; '.join(told) or 'equal'}" for name, told in differing.items()), f"rounds: {rounds}"]
+    same = same_rounds and _same_averaged(first, second) and not any(differing[name] for name in COUNTING)
     if {first["status"], second["status"]} != {"complete"}:
         return Comparison(lines, same)
     told, within = _readings(first, second, _row_of(one, first))
@@ -95,8 +94,8 @@ def _readings(first: Record, second: Record, row: list[Record]) -> tuple[list[st
         told.append(f"{reading}: acc {one:.2f} | {other:.2f} ({other - one:+.2f}{where})")
     if inside:
         told.append(
-            f"the intervals are prediction intervals of {len(row)} seeds of the first run's row, which "
-            f"hold together with 95 % (Bonferroni over {len(shared)} readings)"
+            f"the intervals are prediction intervals of {len(row)} seeds of the first run's row, which jointly hold "
+            f"with 95 % confidence (Bonferroni over {len(shared)} readings)"
         )
     return told, all(inside) if inside else None
 
@@ -111,14 +110,8 @@ def _row_of(path: Path, record: Record) -> list[Record]:
 
 
 def _same_row(one: Record, other: Record) -> bool:
-    """Whether two runs differ by their seed alone; an option that one record is too old to have does not count.
-
-    Arguments of network and roster are recorded only where they are given, so one that is missing counts.
-    """
-    first, second = (spelled(record["config"]) for record in (one, other))
-    names = first.keys() ^ second.keys()
-    shared = (first.keys() & second.keys()) - {"seed"}
-    return not any(name.startswith(GIVEN) for name in names) and all(first[name] == second[name] for name in shared)
+    """Whether two runs differ by their seed alone; an option that one record is too old to have does not count."""
+    return apart(one["config"], other["config"]).keys() <= {"seed"}
 
 
 def _rounds(one: list[Row], other: list[Row]) -> tuple[str, bool]:
@@ -131,18 +124,18 @@ def _rounds(one: list[Row], other: list[Row]) -> tuple[str, bool]:
     shared = columns[0].keys() & columns[1].keys()
     for number in common:
         first, second = ({name: part[number][name] for name in part[number] if name in shared} for part in rows)
-        if apart := _apart(first, second):
-            return f"they part at round {number} (of {common[-1]}, from 0): {'; '.join(apart)}", False
-    told, more = [f"equal in all {len(common)} that both have"], []
+        if told := _told(first, second):
+            return f"they part at round {number} (of {common[-1]}, from 0): {'; '.join(told)}", False
+    equal, more = [f"equal in all {len(common)} that both have"], []
     for which, own, names in zip(("first", "second"), rows, columns, strict=True):
         if extra := len(own) - len(common):
             more.append(f"the {which} has {extra} more")
         if unknown := [name for name in names if name not in shared]:
-            told.append(f"only the {which} has the columns {', '.join(unknown)}")
-    return "; ".join(told + more), not more
+            equal.append(f"only the {which} has the columns {', '.join(unknown)}")
+    return "; ".join(equal + more), not more
 
 
-def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def _told(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Entries that differ, as ``name one | other``; ``-`` where one has none."""
     names = dict.fromkeys([*one, *other])
     return [

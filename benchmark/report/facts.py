@@ -68,24 +68,12 @@ def facts(
 
 
 def _networks(cells: Sequence[tuple[str, str, str]]) -> str:
-    """Name the network of most cells, then each other one with its methods and data sets."""
-    cells_of: dict[str, list[tuple[str, str]]] = {}
+    """Name the network of most cells, then each other one with the methods and data sets of its cells."""
+    cells_of: dict[str, list[str]] = {}
     for name, method, dataset in cells:
-        cells_of.setdefault(name, []).append((method, dataset))
-    told: list[str] = []
-    for name, own in sorted(cells_of.items(), key=lambda item: -len(item[1])):
-        methods, data = (dict.fromkeys(values) for values in zip(*own, strict=True))
-        others = [one for one in cells if one[0] != name]
-        if not any(method in methods for _, method, _ in others):
-            who = _listed(methods)
-        elif not any(dataset in data for *_, dataset in others):
-            who = _listed(data)
-        elif len({*own}) == len(methods) * len(data):
-            who = f"{_listed(methods)} on {_listed(data)}"
-        else:
-            who = _listed(f"{method} on {dataset}" for method, dataset in own)
-        told.append(f"{name} ({who})" if told else name)
-    return "; ".join(told)
+        cells_of.setdefault(name, []).append(f"{method} on {dataset}")
+    names = sorted(cells_of, key=lambda name: -len(cells_of[name]))
+    return "; ".join([*names[:1], *(f"{name} ({_listed(cells_of[name])})" for name in names[1:])])
 
 
 def _listed(values: Iterable[Any]) -> str:

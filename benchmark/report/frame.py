@@ -1,15 +1,18 @@
-"""The values of a suite's runs, of which tables and boards are made; and the rounds of a run."""
+"""The values of a suite's runs, of which tables and boards are made; and the rounds of runs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from benchmark.config import Runtime
 from benchmark.runs.records import READING, read_rows
-from benchmark.suites.plan import Plan
+from benchmark.runs.states import Digests, state_of
+from benchmark.suites.plan import Plan, Row
+from benchmark.suites.suite import Suite
 
-LACKS = ("failed", "damaged", "outdated", "running", "stale", "missing")  # the first that applies to a seed's runs
+LACKS = ("failed", "damaged", "outdated", "running", "stale", "missing")  # in the order in which they are told
 BROKEN = LACKS[:3]  # rows with such a seed get no verdict
 NONE = pd.Series(dtype="float64")
 Values = Mapping[tuple[str, str, str], pd.Series]
@@ -46,3 +49,24 @@ def rounds_of(folder: Path) -> pd.DataFrame:
         rounds = frame["round"].diff().fillna(frame["round"] + 1)
         frame["seconds"] = (frame["timing.seconds"] * rounds).cumsum()
     return frame
+
+
+def rounds(suite: Suite, rows: Iterable[Row], scale: str, results_dir: str | Path) -> pd.DataFrame:
+    """The evaluated rounds of all complete runs of a suite's rows: one line per row, seed and round.
+
+    ``table``, ``dataset``, ``row`` (the method's label, and the columns that distinguish rows of one label) and
+    ``seed`` stand before the columns of ``rounds_of``.
+
+    Raises:
+        RunError: a row of a run is damaged.
+    """
+    known: Digests = {}
+    parts = []
+    for row in rows:
+        name = row.full_name.removeprefix(f"{row.table}/{row.dataset}/")
+        for seed, run in suite.runs(row, scale, runtime=Runtime(results_dir=str(results_dir))).items():
+            if state_of(run, known).state == "complete":
+                found = rounds_of(run.folder)
+                where = {"table": row.table, "dataset": row.dataset, "row": name, "seed": seed}
+                parts.append(pd.concat([pd.DataFrame(where, found.index), found], axis=1))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["table", "dataset", "row", "seed"])

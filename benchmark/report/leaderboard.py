@@ -10,8 +10,8 @@ import pandas as pd
 from benchmark.report.facts import network
 from benchmark.report.formats import csv_text, half, latex_table, markdown, number, pipe_table
 from benchmark.report.plots import draw_differences, svg_text
-from benchmark.report.settings import Setting, not_compared, paired, settings, told_apart
-from benchmark.report.statistics import LEAST, superiority
+from benchmark.report.settings import Setting, not_compared, settings, told_apart
+from benchmark.report.statistics import LEAST
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import code_versions
 from benchmark.suites.plan import Plan
@@ -63,17 +63,18 @@ SMOOTH = "The mean of the last rounds stands beside it because single rounds swi
 READ = (
     "{accuracy} in percent, mean ± half-width of the 95 % t interval (seeds). Δ: difference to the reference row, "
     "paired by seed, with its own interval. Simultaneous: half-width of the intervals of all rows of the setting "
-    "that hold together with 95 % (Bonferroni). Δ is **bold** where its simultaneous interval leaves out zero, from "
-    "three seeds on and where no run has failed. p: of the paired t-test after Holm's correction over the rows of "
-    "the setting, which can be below 0.05 where nothing is bold; sign flips: exact p-value of the paired sign-flip "
-    "test, not corrected, which cannot be below 2 / 2ⁿ with n seeds. Bounds know more labels than methods may; they "
-    "are in none of these tests. Not converged: a row that rises by more than one point over the last quarter of "
-    "its rounds (its median slope there, averaged over the seeds). It may need more rounds and is not called worse, "
-    "nor is a row called better than a reference that still rises. A failed run has no accuracy and ranks last in its "
-    "seed; a row with one stands behind all rows without, and its mean and Δ are those of its other seeds. "
-    "{beside}Above: seeds in which the row is above the reference. Rank: mean over the seeds of this data set, "
-    "bounds left out; it describes, and nothing is tested by it. The learning rates are those of the papers or were "
-    "tuned, by one rule for every row, on held-out training images; `tuned` says which rate was chosen."
+    "that jointly hold with 95 % confidence (Bonferroni). Δ is **bold** where its simultaneous interval leaves out "
+    "zero, from three seeds on and where no run has failed. p: of the paired t-test after Holm's correction over the "
+    "rows of the setting, which can be below 0.05 where nothing is bold; sign flips: exact p-value of the paired "
+    "sign-flip test, not corrected, which cannot be below 2 / 2ⁿ with n seeds. Bounds know more labels than methods "
+    "may; they are in none of these tests. Not converged: a row that rises by more than one point over the last "
+    "quarter of its rounds (its median slope there, averaged over the seeds). It may need more rounds and is not "
+    "called worse, nor is a row called better than a reference that still rises. A failed run has no accuracy and "
+    "ranks last in its seed; a row with one stands behind all rows without, and its mean and Δ are those of its "
+    "other seeds. {beside}Above: seeds in which the row is above the reference. Rank: mean over the seeds of this "
+    "data set, bounds left out; it describes, and nothing is tested by it. The learning rates are those of the "
+    "papers or were tuned, by one rule for every row, on held-out training images; `tuned` says which rate was "
+    "chosen."
 )
 
 
@@ -83,21 +84,16 @@ def frame(found: Sequence[Setting]) -> pd.DataFrame:
     return pd.concat(lines, names=["setting", "dataset", "method"]).reset_index()
 
 
-def pairs(found: Sequence[Setting]) -> pd.DataFrame:
-    """For every pair of methods of a setting the share of seeds in which the first is above the second."""
-    shares = {(one.table.number, one.dataset): superiority(one.scores).stack().dropna() for one in found}
-    names = ["setting", "dataset", "a", "b"]
-    return pd.concat(shares, names=names).rename("probability_a_above_b").reset_index()
-
-
 def resolved(one: Setting) -> str:
     """Whether a setting is ranked, and what differences it can tell from none, in a sentence or two."""
     if not one.ranked:
         reason = "it was not tested"
         if one.admission:
-            rise = {label: value for label, value in one.admission["rise"].items() if value is not None}
-            rises = ", ".join(f"{markdown(label)} rises by {value:g}" for label, value in rise.items())
-            reason = REFUSED.format(**{**one.admission, "rise": rises or "no one rises"})
+            rises = ", ".join(
+                f"{markdown(label)} rises by {value:g}" if value is not None else f"{markdown(label)}'s rise is unknown"
+                for label, value in one.admission["rise"].items()
+            )
+            reason = REFUSED.format(**{**one.admission, "rise": rises})
         return UNRANKED.format(reason=reason)
     if pd.isna(one.resolution):
         return "Too few runs to say which differences are resolved."
@@ -114,39 +110,14 @@ def power(one: Setting) -> str:
         return ""
     return (
         f"Power: with the seeds and the scatter of these rows, a true difference of {found.min():.1f} to "
-        f"{found.max():.1f} points, depending on the row, would be found with 80 %."
+        f"{found.max():.1f} points, depending on the row, would be found with a power of 80 %."
     )
 
 
-def standing(one: Setting, method: str) -> str:
-    """Where a row stands in its setting: a few sentences for a terminal, and the setting's rows below them."""
-    unranked = (*one.bounds, *one.controls.values())
-    line, rows = one.lines.loc[method], [name for name in one.order if name not in unranked]
-    table = pipe_table(*_lines(one, brief=True))
-    if not line["n"]:
-        told = f"{one.table.title}, {one.dataset}: {method} has no result ({_seeds(line) or 'not run'})."
-        return f"{told}\n\n{table}"
-    place = f"{rows.index(method) + 1} of {len(rows)}"
-    place += ", behind all rows without a failed run" if line["failed"] else " by the mean"
-    width = half(line["simultaneous_ci95"]) or half(line["difference_ci95"])
-    above = "better" if line["difference"] > 0 else "worse"
-    verdict = above if told_apart(one, method) else "not resolved"
-    against = f"{number(line['difference'], '{:+.2f}')}{width} to {one.reference}: {verdict}"
-    if pd.isna(line["difference"]):
-        against = f"No seed of it has a result of {one.reference}"
+def brief(one: Setting) -> str:
+    """A setting's rows by their place, with what can be told of them, for a terminal."""
     plain = re.sub(r"\*\*| \(\[rules\]\([^)]*\)\)", "", resolved(one))
-    told = (
-        f"{one.table.title}, {one.dataset}: {method} is at {line['mean']:.2f}{half(line['ci95'])} percent "
-        f"({_seeds(line)} seeds), {place}. {against}{'' if line['converged'] else RISES}. {plain}"
-    )
-    best = next((name for name in rows if name != method and one.lines.loc[name, "n"]), one.reference)
-    beside = paired(one.scores[method], one.scores[best], "difference")
-    if best == one.reference or pd.isna(beside["difference"]):
-        return f"{told}\n\n{table}"
-    return (
-        f"{told}\n\nTo {best}, the best other row: {beside['difference']:+.2f}{half(beside['difference_ci95'])}, "
-        f"paired by seed, without a correction for having been chosen.\n\n{table}"
-    )
+    return f"{one.table.title}, {one.dataset}\n\n{pipe_table(*_lines(one, brief=True))}\n\n{plain}"
 
 
 def interim(suite: Suite, plan: Plan, found: Sequence[Setting]) -> list[str]:
@@ -203,7 +174,7 @@ def latex(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
 
 
 def write(suite: Suite, plan: Plan, results: Path, name: str) -> list[Path]:
-    """Write ``tables/<name>-leaderboard.md``, ``.csv``, ``.tex``, ``<name>-pairs.csv`` and a picture.
+    """Write ``tables/<name>-leaderboard.md``, ``.csv`` and ``.tex``, and a picture.
 
     The picture, ``tables/<name>-leaderboard.svg``, shows the settings in which every row has ``LEAST`` seeds. Returns
     the files that changed; nothing is written as long as nothing was run.
@@ -216,7 +187,6 @@ def write(suite: Suite, plan: Plan, results: Path, name: str) -> list[Path]:
         board.with_suffix(".md"): page(suite, plan, found),
         board.with_suffix(".csv"): csv_text(frame(found)),
         board.with_suffix(".tex"): latex(suite, plan, found),
-        board.with_name(f"{name}-pairs.csv"): csv_text(pairs(found)),
     }
     if told := [one for one in found if (one.lines["n"] + one.lines["failed"] >= LEAST).all()]:
         texts[board.with_suffix(".svg")] = svg_text(draw_differences(told))

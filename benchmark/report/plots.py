@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,15 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from benchmark.config import Runtime
-from benchmark.report.frame import rounds_of
+from benchmark.report.frame import rounds, rounds_of
 from benchmark.report.settings import Setting, told_apart
 from benchmark.runs.records import read_record
-from benchmark.runs.states import state_of
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
-FORMATS = (".png", ".svg", ".pdf", ".jpg")
 STYLES = ("-", "--", ":", "-.")
 FEW = 12  # up to this many rounds are marked individually
 INK, GRID = "#2b2d33", "#d9d9d6"
@@ -43,7 +40,7 @@ def read_runs(folders: Sequence[str], labels: Sequence[str] = ()) -> dict[str, p
     paths = [Path(folder) for folder in folders]
     methods = [str(read_record(path)["method"]) for path in paths]
     own = methods if len({*methods}) == len(methods) else [path.resolve().name for path in paths]
-    return _named(labels or own, [read_curve([path]) for path in paths])
+    return _named(labels or own, [rounds_of(path).assign(seed=0) for path in paths])
 
 
 def read_suite_rows(
@@ -53,7 +50,7 @@ def read_suite_rows(
 
     Args:
         suite: suite with the rows.
-        names: names of rows, as for ``Suite.row``, or patterns such as ``1/CIFAR-100/*``.
+        names: names of rows, or patterns of them, such as ``1/CIFAR-100/*``.
         scale: scale of the suite.
         results_dir: folder that holds ``runs/``.
         labels: a name per row; default: the methods, or the names of rows of the same method.
@@ -62,32 +59,17 @@ def read_suite_rows(
         ConfigError: no such row, a name without complete runs, or labels that do not match.
         RunError: a record is damaged.
     """
-    complete: dict[str, list[Path]] = {}
+    curves = {row.full_name: rounds(suite, [row], scale, results_dir) for row in suite.matching(names, scale)}
     for name in names:
-        rows = suite.matching([name], scale) if "*" in name else [suite.row(name, scale)]
-        found = {}
-        for row in rows:
-            runs = suite.runs(row, scale, runtime=Runtime(results_dir=results_dir)).values()
-            found[row.full_name] = [run.folder for run in runs if state_of(run).state == "complete"]
-        if not any(found.values()):
+        if all(curves[row.full_name].empty for row in suite.matching([name], scale)):
             raise ConfigError(
                 f"plot: no complete run of {name} at scale {scale} in {results_dir}; "
                 f"`table --paper {suite.where} --scale {scale}` creates them"
             )
-        complete |= found
-    rows = [row for row in suite.rows if complete.get(row.full_name)]
+    rows = [row for row in suite.matching(names, scale) if not curves[row.full_name].empty]
     methods = [row.method for row in rows]
     own = [row.full_name if methods.count(row.method) > 1 else row.method for row in rows]
-    return _named(labels or own, [read_curve(complete[row.full_name]) for row in rows])
-
-
-def read_curve(folders: Iterable[Path]) -> pd.DataFrame:
-    """The rounds of runs that differ only in the seed, one under the other (``frame.rounds_of``).
-
-    Raises:
-        RunError: a row is damaged.
-    """
-    return pd.concat([rounds_of(folder).assign(run=str(folder)) for folder in folders], ignore_index=True)
+    return _named(labels or own, [curves[row.full_name] for row in rows])
 
 
 def _named(names: Sequence[str], curves: Sequence[pd.DataFrame]) -> dict[str, pd.DataFrame]:
@@ -115,13 +97,11 @@ def learning_curves(
         axis: ``round``, ``bytes`` (up and down) or ``seconds``, both since the first round.
 
     Raises:
-        ConfigError: no curve has numbers in a column or the axis (lists those that have), or another suffix.
+        ConfigError: no curve has numbers in a column or the axis (lists those that have).
     """
     path = Path(path)
-    if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"--out {path}: the suffix gives the format; use one of {', '.join(FORMATS)}")
     numbers = {name: frame.select_dtypes("number") for name, frame in runs.items()}
-    known = sorted({name for frame in numbers.values() for name in frame} - {"round"})
+    known = sorted({name for frame in numbers.values() for name in frame} - {"round", "seed"})
     for column in (*columns, axis):
         if column not in (*known, "round"):
             raise ConfigError(
@@ -156,8 +136,8 @@ def learning_curves(
 
 def _of_rounds(curve: pd.DataFrame, axis: str, column: str) -> tuple[pd.Series, pd.Series, pd.Series]:
     """Axis, mean and standard deviation of a column over the rounds that all seeds have; NaN where one has no value."""
-    of_round, seeds = curve.groupby("round"), curve["run"].nunique()
-    shared = of_round["run"].nunique() == seeds
+    of_round, seeds = curve.groupby("round"), curve["seed"].nunique()
+    shared = of_round["seed"].nunique() == seeds
     x, mean, spread = curve[axis].groupby(curve["round"]).mean(), of_round[column].mean(), of_round[column].std()
     known = of_round[column].count() == seeds
     return x[shared], mean.where(known)[shared], spread.where(known)[shared]

@@ -99,18 +99,6 @@ def export(results: Path, file: Path, suites: Sequence[Suite]) -> int:
     return len(ended)
 
 
-def read_exported(file: Path) -> pd.DataFrame:
-    """Read what ``export`` has written, from either file, with the same types.
-
-    Raises:
-        ConfigError: it has other columns.
-    """
-    frame = pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file, dtype="string")
-    if list(frame)[: len(COLUMNS)] != list(COLUMNS):
-        raise ConfigError(f"{file}: not a table that `records --export` wrote; its columns are {', '.join(frame)}")
-    return _typed(frame)
-
-
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     """The columns in order and in their types."""
     metrics = [name for name in frame if name not in COLUMNS]

@@ -42,11 +42,11 @@ def compare(scores: pd.DataFrame, reference: str, bounds: Collection[str] = ()) 
     is half run promises no more than a whole one. Bounds know more than a method may: nothing is claimed of them, and
     they are not tested.
 
-    The simultaneous intervals are Bonferroni's: t intervals of level 1 - 0.05 / m in a family of m rows. They hold
-    together with 95 % however the differences depend on each other (all share the reference), and whatever variance and
-    number of pairs each has. Dunnett's and Tukey's methods need one common variance, and Šidák's, narrower by less than
-    one percent, needs an inequality that is not proven for variances estimated row by row. An interval that leaves out
-    zero has p_holm < 0.05; Holm's steps can reject a little more.
+    The simultaneous intervals are Bonferroni's: t intervals of level 1 - 0.05 / m in a family of m rows. They jointly
+    hold with 95 % confidence however the differences depend on each other (all share the reference), and whatever
+    variance and number of pairs each has. Dunnett's and Tukey's methods need one common variance, and Šidák's, narrower
+    by less than one percent, needs an inequality that is not proven for variances estimated row by row. An interval
+    that leaves out zero has p_holm < 0.05; Holm's steps can reject a little more.
 
     Args:
         scores: one line per seed, one column per row of the table; a missing run is NaN, a failed one ``FAILED``.
@@ -130,13 +130,6 @@ def above(differences: pd.Series) -> float:
     return float(((known > 0) + 0.5 * (known == 0)).mean())
 
 
-def superiority(scores: pd.DataFrame) -> pd.DataFrame:
-    """Probability that the row of a line beats the row of a column: the share of seeds in which it does."""
-    names = list(scores)
-    values = {b: {a: above((scores[a] - scores[b]).round(DIGITS)) for a in names if a != b} for b in names}
-    return pd.DataFrame(values).reindex(index=names, columns=names)
-
-
 def cost(record: Record, rounds: pd.DataFrame, accuracy: float) -> Mapping[str, float] | None:
     """What a run spends until an evaluated round first reaches ``accuracy`` (in percent); ``None`` if none does.
 
@@ -163,7 +156,7 @@ def prediction(values: Sequence[float] | pd.Series, runs: int = 1, of: int = 1) 
     """Half-width of the 95 % interval around the mean of ``values`` in which the mean of ``runs`` further runs lies.
 
     It is t(n - 1) s sqrt(1/n + 1/runs): our mean is uncertain, and so is theirs. As one ``of`` several intervals it is
-    wider, so that all of them hold together with 95 % (Bonferroni). ``None`` for fewer than two values.
+    wider, so that all of them jointly hold with 95 % confidence (Bonferroni). ``None`` for fewer than two values.
     """
     n = len(values)
     if n < 2:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.markup import escape
-from rich.table import Table
+from tabulate import tabulate
 
-from benchmark.config import Run, RunConfig, differences, identity
-from benchmark.runs.console import Console, duration, printable
+from benchmark.config import Run, apart, identity
+from benchmark.report.formats import number
+from benchmark.runs.console import duration, printable
 from benchmark.runs.environment import gpu_name, machine
 from benchmark.runs.records import READING, Record, read_record, read_rows, readings
 from benchmark.runs.states import saved_rounds
@@ -20,17 +20,17 @@ from benchmark.suites.plan import Plan
 from datamodules.common.errors import BenchError, RunError
 
 NAMES = {
-    "complete": ("DONE", "green"),
-    "running": ("RUNNING", "cyan"),
-    "stale": ("STALE", "yellow"),
-    "failed": ("FAILED", "red"),
-    "damaged": ("DAMAGED", "red"),
-    "outdated": ("OUTDATED", "yellow"),
-    "missing": ("MISSING", "dim"),
+    "complete": "DONE",
+    "running": "RUNNING",
+    "stale": "STALE",
+    "failed": "FAILED",
+    "damaged": "DAMAGED",
+    "outdated": "OUTDATED",
+    "missing": "MISSING",
 }
 
 
-def show(plan: Plan, every_run: bool = False, console: Console | None = None) -> None:
+def show(plan: Plan, every_run: bool = False) -> None:
     """Print the progress of rows and runs, the counts of states, and the remaining rounds and time.
 
     Problems with runs are printed below.
@@ -40,64 +40,47 @@ def show(plan: Plan, every_run: bool = False, console: Console | None = None) ->
         every_run: print one line per run, with its state, rounds and accuracy (the reading reported in tables, over the
             rounds so far). Otherwise one line per row, with the states of its seeds and the mean accuracy of the
             complete ones, followed by the runs that have started and are not complete.
-        console: where to print; default: standard output.
     """
-    console = console or Console()
-    if not console.is_terminal:
-        console.width = 250
     if not plan.runs:
-        console.print(f"nothing is run at scale {plan.scale}: every row is pending, or left out", highlight=False)
+        print(f"nothing is run at scale {plan.scale}: every row is pending, or left out")
         return
     runs = pd.DataFrame([_progress(run, plan.found[key].state) for key, run in plan.runs.items()], index=[*plan.runs])
     acc = f"acc ({', '.join(dict.fromkeys(run.config.report for run in plan.runs.values()))})"
-    shown = list(plan.runs)
-    if not every_run:
-        console.print(_rows(plan, runs, acc))
-        shown = [*runs.index[~runs["state"].isin(["complete", "missing"])]]
-    if shown:
-        console.print(_runs(plan, runs.loc[shown], acc))
-    console.print(_counts(runs["state"]))
+    shown = runs if every_run else runs[~runs["state"].isin(["complete", "missing"])]
+    lines = [] if every_run else [_rows(plan, runs, acc)]
+    lines += [_runs(plan, shown, acc)] if len(shown) else []
     runtime = next(iter(plan.runs.values())).config.runtime
     measured = measured_here(Path(runtime.results_dir), gpu_name(runtime.accelerator))
-    for line in summary(parts(plan.runs.values(), runs["state"].to_dict(), measured)):
-        console.print(line, highlight=False)
-    for problem in filter(None, runs["problem"]):
-        console.print(printable(problem), markup=False)
+    lines += [_counts(runs["state"]), *summary(parts(plan.runs.values(), runs["state"].to_dict(), measured))]
+    print(printable("\n".join([*lines, *filter(None, runs["problem"])])))
 
 
-def _rows(plan: Plan, runs: pd.DataFrame, acc: str) -> Table:
+def _rows(plan: Plan, runs: pd.DataFrame, acc: str) -> str:
     """One line per row: the runs that differ only in the seed."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("row", overflow="fold")
-    table.add_column("seeds")
-    table.add_column(acc, justify="right", no_wrap=True)
+    body = []
     for name, keys in plan.of_row.items():
         own = runs.loc[list(keys.values())]
         mean = own.loc[own["state"] == "complete", "accuracy"].mean()
-        table.add_row(escape(printable(name)), _counts(own["state"]), "" if pd.isna(mean) else f"{mean:.2f}")
-    return table
+        body.append([name, _counts(own["state"]), number(mean)])
+    return str(tabulate(body, ["row", "seeds", acc], tablefmt="plain", disable_numparse=True))
 
 
-def _runs(plan: Plan, runs: pd.DataFrame, acc: str) -> Table:
+def _runs(plan: Plan, runs: pd.DataFrame, acc: str) -> str:
     """One line per run."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("state", "run", "seed", "rounds", acc, "cells"):
-        right, long = name in ("seed", "rounds", acc), name in ("run", "cells")
-        table.add_column(name, justify="right" if right else "left", no_wrap=not long, overflow="fold")
+    body = []
     for key, one in runs.iterrows():
-        run, (name, style) = plan.runs[str(key)], NAMES[one["state"]]
-        cells = ", ".join(dict.fromkeys(run.cells))
-        score = "" if pd.isna(one["accuracy"]) else f"{one['accuracy']:.2f}"
-        rounds = f"{one['done']}/{run.config.rounds}"
-        folder, seed = run.folder.name, str(run.config.seed)
-        table.add_row(f"[{style}]{name}[/]", folder, seed, rounds, score, escape(printable(cells)))
-    return table
+        run = plan.runs[str(key)]
+        rounds, cells = f"{one['done']}/{run.config.rounds}", ", ".join(dict.fromkeys(run.cells))
+        state, score = NAMES[one["state"]], number(one["accuracy"])
+        body.append([state, run.folder.name, str(run.config.seed), rounds, score, cells])
+    heads = ["state", "run", "seed", "rounds", acc, "cells"]
+    return str(tabulate(body, heads, tablefmt="plain", disable_numparse=True))
 
 
 def _counts(states: Iterable[str]) -> str:
     """Count the states, e.g. ``3 DONE, 2 MISSING``."""
-    counts = pd.Series(list(states)).value_counts()
-    return ", ".join(f"[{style}]{counts[state]} {name}[/]" for state, (name, style) in NAMES.items() if state in counts)
+    found = list(states)
+    return ", ".join(f"{found.count(state)} {name}" for state, name in NAMES.items() if state in found)
 
 
 def _progress(run: Run, state: str) -> dict[str, Any]:
@@ -118,7 +101,7 @@ def _progress(run: Run, state: str) -> dict[str, Any]:
     return found
 
 
-COSTLESS = {"seed", "scale", "rounds", "report", "last_k", "average_last", "data.init_args.partition_seed"}
+COSTLESS = {"seed", "scale", "rounds", "report", "last_k", "average_last", "data.partition_seed"}
 """Options that do not affect the time of a round."""
 
 
@@ -179,16 +162,13 @@ def parts(runs: Iterable[Run], states: Mapping[str, str], measured: Sequence[Rec
     for run in runs:
         groups.setdefault(json.dumps({**identity(run.config), "seed": None}, default=str), []).append(run)
     found = []
-    for group in groups.values():
+    for key, group in groups.items():
         left = [rounds_left(run, states[run.id]) for run in group]
-        same = [record for record in measured if _costs_the_same(record["config"], group[0].config)]
+        config = json.loads(key)
+        alike = [one for one in measured if one["config"]["method"]["class_path"] == config["method"]["class_path"]]
+        same = [one for one in alike if apart(one["config"], config).keys() <= COSTLESS]
         found.append(Part(tuple(group), sum(left), max(left), same))
     return found
-
-
-def _costs_the_same(recorded: Mapping[str, Any], config: RunConfig) -> bool:
-    classes = all(recorded[name]["class_path"] == getattr(config, name).class_path for name in ("method", "data"))
-    return classes and {phrase.partition(":")[0] for phrase in differences(recorded, config)} <= COSTLESS
 
 
 def rounds_left(run: Run, state: str) -> int:

@@ -16,18 +16,17 @@ from benchmark.report.frame import BROKEN, LACKS, NONE, Values, by_row
 from benchmark.report.statistics import difference, interval, lead, places, prediction
 from benchmark.runs.console import printable
 from benchmark.runs.records import READING
-from benchmark.suites.plan import Plan, Row, Table, control_of, operands
+from benchmark.suites.plan import Plan, Row, Table, control_of
 from benchmark.suites.suite import Suite
 from datamodules.common.files import write_changed
 
-LEAD = ("effect", "effect_ci95", "effect_prediction", "effect_n", "effect_published")
-VERDICT = ("prediction", *LEAD)  # at a comparable scale
+VERDICT = ("prediction", "effect", "effect_ci95", "effect_prediction", "effect_n", "effect_published")
 NUMBERS = ("ours", "std", "ci95", "delta", *VERDICT, *READING)
-LEFT = ("table", "dataset", "data", "network", "method")
-RIGHT = (
-    *("metric", "ours", "std", "ci95", "n", "published", "spread", "delta"),
-    *(*VERDICT, "status", "note", *READING, "runs"),
+COLUMNS = (
+    *("table", "dataset", "data", "network", "method", "columns", "metric", "ours", "std", "ci95", "n"),
+    *("published", "spread", "delta", *VERDICT, "status", "note", *READING, "runs"),
 )
+"""Columns of the CSV; in ``columns`` stands what distinguishes rows of one label."""
 WIDTH = 100  # characters per line in a terminal
 UNPUBLISHED = Table.unpublished  # default reason for a missing published value
 OURS = "Ours: mean ± half-width of the 95 % t interval (number of seeds), in percent."
@@ -50,11 +49,10 @@ ALWAYS = ("data", "network", "rounds")  # facts that are told even if they are e
 NOTHING = "Nothing of this table has been run."
 
 Cell = Mapping[str, Any]
-"""One metric of one row of a suite: the columns ``LEFT`` and ``RIGHT``, and what they were made of.
+"""One metric of one row of a suite: what ``COLUMNS`` show, and what it was made of.
 
-``row`` (``Row``), ``scores`` (values by seed in the suite's reading, in percent), ``states`` (by seed, the first of
-``LACKS`` that applies to its runs, or ``complete``), ``lacks`` (why seeds have no value), ``verdict`` and
-``effect_places`` (decimals of the printed lead).
+``row`` (``Row``), ``scores`` (values by seed in the suite's reading, in percent), ``states`` (by seed), ``lacks`` (why
+seeds have no value), ``verdict`` and ``effect_places`` (decimals of the printed lead).
 """
 
 
@@ -72,13 +70,10 @@ def render(suite: Suite, plan: Plan, published: Mapping[Any, str]) -> list["Page
 
 def write(suite: Suite, scale: str, pages: Sequence["Page"], results: Path) -> list[Path]:
     """Write ``tables/<paper>-<scale>`` as ``.md``, ``.csv`` and ``.tex``; returns the changed files."""
-    frame = pd.concat([page.frame for page in pages], ignore_index=True)
-    own = [name for name in frame if name not in (*LEFT, *RIGHT)]
-    whole = frame[[name for name in (*LEFT, *own, *RIGHT) if name in frame]]
     file = results / "tables" / f"{suite.paper}-{scale}"
     texts = {
         ".md": "\n".join([markdown(f"# {suite.title}") + "\n", *(page.markdown for page in pages)]),
-        ".csv": csv_text(whole),
+        ".csv": csv_text(pd.concat([page.frame for page in pages])),
         ".tex": "\n".join([r"% Made from records; needs \usepackage{booktabs}.", *(page.latex for page in pages), ""]),
     }
     return write_changed({file.with_name(file.name + suffix): text for suffix, text in texts.items()})
@@ -104,12 +99,12 @@ class Page:
         self.suite, self.plan, self.published, self.table, self._known = suite, plan, published, table, known
         self.number, self.compare = table.number, suite.scale(plan.scale).compare
         self._at_scale = [row for row in table.rows if row.method not in suite.scale(plan.scale).without]
+        hidden = () if self.compare else suite.spec.replaced
+        self.columns = list(dict.fromkeys(c for row in self._at_scale for c in row.columns if c not in hidden))
         blocks = [[self._judged(row, metric) for metric in table.metrics] for row in self._at_scale]
         if suite.ranked:
             blocks.sort(key=lambda block: _rank(block[0]))
         self.cells: list[Cell] = [cell for block in blocks for cell in block]
-        hidden = () if self.compare else suite.spec.replaced
-        self.columns = list(dict.fromkeys(c for row in self._at_scale for c in row.columns if c not in hidden))
         values = {c: {row.columns.get(c, "") for row in self._at_scale} for c in self.columns}
         self.heads = [c for c in self.columns if len(values[c]) > 1]
         self.rows: dict[tuple[str, ...], dict[tuple[str, str], Cell]] = {}
@@ -135,27 +130,16 @@ class Page:
         scale, the verdict on the printed lead. ``note`` says why it is open: too few seeds, too wide an interval, a
         failed run of the row or of its control, or seeds other than the suite's while these are not complete.
         """
-        names = list(dict.fromkeys([*LEFT, *self.columns, *RIGHT]))  # a column of that name hides no number
-        frame = pd.DataFrame([{**cell["row"].columns, **cell} for cell in self.cells], columns=names)
-        left_out = {"data", "network"} if self.compare else {"delta", "note", *VERDICT}
-        given = {"published": bool(self.published), "spread": any(cell["spread"] for cell in self.cells)}
-        given["averaged"] = any("averaged" in cell for cell in self.cells)
-        left_out |= {name for name, is_given in given.items() if not is_given}
-        return frame.astype(dict.fromkeys(NUMBERS, "float64"))[[name for name in names if name not in left_out]]
+        return pd.DataFrame(self.cells, columns=COLUMNS).astype(dict.fromkeys(NUMBERS, "float64"))
 
     def _cell(self, row: Row, metric: str) -> dict[str, Any]:
         """A cell without a verdict; a pending row has the configuration of another one on its data set."""
-        parts = operands(row, self._at_scale) if row.minus else (row,)
-        seeds = () if row.pending else self.plan.seeds
-        runs = {seed: [self.plan.run(part, seed) for part in parts] for seed in seeds}
-        states = {}
-        for seed, group in runs.items():
-            found = [self.plan.found[run.id].state for run in group]
-            states[seed] = next((state for state in LACKS if state in found), "complete")
+        runs = {} if row.pending else self.plan.of_row[row.full_name]
+        states = {seed: self.plan.found[key].state for seed, key in runs.items()}
         planned = [one for one in self._at_scale if one.full_name in self.plan.of_row and one.dataset == row.dataset]
-        alike = planned[-1:] if row.pending else parts
+        alike = planned[-1:] if row.pending else [row]
         config = self.plan.run(alike[0], self.plan.seeds[0]).config if alike else None
-        scores = self._scores(parts, metric, self.suite.reading(self.plan.scale))
+        scores = self._scores(row, metric, self.suite.reading(self.plan.scale))
         read = [name for name in READING if name != "averaged" or (config and config.average_last)]
         return {
             "table": self.number,
@@ -163,6 +147,7 @@ class Page:
             "data": config.data.name if config else "-",
             "network": network(config) if config else "-",
             "method": row.method,
+            "columns": ", ".join(f"{name}={row.columns[name]}" for name in self.columns if name in row.columns),
             "metric": metric,
             "ours": _mean(scores),
             "std": scores.std(),
@@ -170,18 +155,17 @@ class Page:
             "n": len(scores),
             "published": self.published.get(row.key(metric)),
             "spread": self.published.get(row.key(f"{metric} std")),
-            **{name: _mean(self._scores(parts, metric, name)) if metric == "acc" else None for name in read},
-            "runs": " ".join(dict.fromkeys(run.id for group in runs.values() for run in group)),
+            **{name: _mean(self._scores(row, metric, name)) if metric == "acc" else None for name in read},
+            "runs": " ".join(runs.values()),
             "row": row,
             "scores": scores,
             "states": states,
             "lacks": "pending" if row.pending else _lacks(states, len(scores)),
         }
 
-    def _scores(self, parts: Sequence[Row], metric: str, reading: str) -> pd.Series:
-        """Values by seed; of two rows their difference."""
-        first, *rest = (self._known.get((part.full_name, reading, metric), NONE) for part in parts)
-        return (first - rest[0]).dropna() if rest else first
+    def _scores(self, row: Row, metric: str, reading: str) -> pd.Series:
+        """Values by seed."""
+        return self._known.get((row.full_name, reading, metric), NONE)
 
     def _judged(self, row: Row, metric: str) -> Cell:
         """A cell with what our runs say of the printed value, at a scale that follows the paper's protocol."""

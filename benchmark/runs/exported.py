@@ -10,9 +10,8 @@ from torch import Tensor
 
 from benchmark.config import Run
 from benchmark.federation.assembly import make_data
-from benchmark.registry import one_line
 from benchmark.runs.records import read_record, read_rows, validate
-from datamodules.common.errors import RunError
+from datamodules.common.errors import RunError, one_line
 from datamodules.common.files import replacing
 
 FORMAT = "fssl-bench model 1"

@@ -16,9 +16,8 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import WandbLogger
 
 from benchmark.config import Run, identity
-from benchmark.registry import one_line, unknown
 from benchmark.runs.records import AVERAGED, BY_CLASS, READINGS
-from datamodules.common.errors import ConfigError
+from datamodules.common.errors import ConfigError, one_line, unknown
 from datamodules.common.plugins import plugin
 
 PROJECT = "fssl-bench"

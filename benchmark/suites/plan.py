@@ -25,7 +25,6 @@ class Row:
         method: label of the method, as published.
         columns: further columns that tell the row apart, as published.
         options: what the row changes in the configuration.
-        minus: labels ``(a, b)`` whose difference the row shows; it has no run of its own.
         pending: why the row cannot be run yet; empty if it can.
     """
 
@@ -34,7 +33,6 @@ class Row:
     method: str
     columns: dict[str, str]
     options: dict[str, Any]
-    minus: tuple[str, str] | None = None
     pending: str = ""
 
     @property
@@ -90,7 +88,7 @@ class Plan:
     Args:
         scale: name of the scale.
         runs: by run id, in the order of the tables.
-        of_row: run ids by seed, for each row that has runs of its own, by ``Row.full_name``.
+        of_row: run ids by seed, for each row that is run, by ``Row.full_name``.
         seeds: seeds in order.
     """
 
@@ -118,28 +116,12 @@ class Plan:
         return self.runs[self.of_row[row.full_name][seed]]
 
 
-def operands(row: Row, rows: Iterable[Row], suite: str = "suite") -> tuple[Row, Row]:
-    """The two rows whose difference a row with ``minus`` shows: same table, data set and columns.
-
-    Raises:
-        ConfigError: the table has no such row; names the ``suite``.
-    """
-    assert row.minus is not None
-    where = (row.table, row.dataset, row.columns)
-    same = {r.method: r for r in rows if (r.table, r.dataset, r.columns) == where}
-    missing = [label for label in row.minus if label not in same]
-    if missing:
-        raise ConfigError(f"{suite}, {row.name}: the table has no row {missing[0]} with the columns {row.columns}")
-    first, second = row.minus
-    return same[first], same[second]
-
-
 def control_of(row: Row, rows: Iterable[Row], label: str) -> Row | None:
     """The control of a row: the row of ``label`` with the same data set and the same distinguishing columns.
 
-    ``None`` if there is not exactly one, and for the control itself and for a difference of two rows.
+    ``None`` if there is not exactly one, and for the control itself.
     """
-    if row.method == label or row.minus:
+    if row.method == label:
         return None
     controls = [one for one in rows if (one.dataset, one.method) == (row.dataset, label)]
     names = {name for one in controls for name in one.columns}
@@ -171,7 +153,7 @@ def read_published(path: Path) -> dict[Any, str]:
             row = Row(table, dataset, method, {name: text for name, text in line.items() if text}, {})
             for key, text in ((metric, value), *([(f"{metric} std", spread)] if spread else [])):
                 if not isfinite(float(text)) or row.key(key) in values:
-                    raise ValueError(f"{row.full_name}, {key}: {text!r} is not finite, or stands there twice")
+                    raise ValueError(f"{row.full_name}, {key}: {text!r} is not finite, or occurs twice")
                 values[row.key(key)] = text
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path}, line {number}: a column, or a number, is missing: {error}") from None

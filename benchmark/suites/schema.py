@@ -1,6 +1,6 @@
 """The schema of a suite file, checked when it is loaded, and how one file extends another."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any
 
@@ -16,9 +16,8 @@ from pydantic import (
 )
 
 from benchmark.config import Reading, Scale
-from benchmark.registry import unknown
 from benchmark.runs.records import problem
-from datamodules.common.errors import ConfigError
+from datamodules.common.errors import ConfigError, unknown
 
 METRICS = ("acc", "acc_clients", "acc_worst_clients", "auc", "precision", "recall", "loss")
 TOLD = 3  # problems that one message lists
@@ -86,14 +85,9 @@ class Layers(_PerDataset):
         return [self, own, self.datasets.get(dataset, Layer()), own.datasets.get(dataset, Layer())]
 
 
-class _Dataset(Layer):
-    pending: str = ""
-
-
 class _Label(_Part):
     model_config = ConfigDict(extra="allow")  # options of its rows
     method: str = ""
-    minus: Pair | None = None
     pending: str = ""
 
 
@@ -180,7 +174,7 @@ class SuiteSpec(_Part):
     published: str | None
     report: Reading
     base: Layer
-    datasets: dict[str, Annotated[_Dataset, BeforeValidator(lambda given: {} if given is None else given)]]
+    datasets: dict[str, Annotated[Layer, BeforeValidator(lambda given: {} if given is None else given)]]
     labels: dict[str, _Label]
     tables: Annotated[dict[Word, _Table], Field(min_length=1)]
     scales: Annotated[dict[Scale, ScaleSpec], Field(min_length=1)]
@@ -255,3 +249,13 @@ def on_top(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         else:
             result[key] = value
     return result
+
+
+def without_tables(part: Any, gone: Collection[str]) -> Any:
+    """A part of a suite file without tables, and without what its scales say of them."""
+    if not isinstance(part, Mapping):
+        return part
+    kept = {key: without_tables(value, gone) for key, value in part.items()}
+    if isinstance(kept.get("tables"), Mapping):
+        kept["tables"] = {name: table for name, table in kept["tables"].items() if str(name) not in gone}
+    return kept

@@ -9,7 +9,7 @@ from filelock import SoftFileLock, Timeout
 
 from datamodules.common.errors import ConfigError
 from datamodules.common.files import write_atomic
-from datamodules.common.yaml import read_yaml, with_entries
+from datamodules.common.yaml import dump_yaml, read_yaml
 
 PATIENCE_S = 60.0
 HEADS = {
@@ -47,9 +47,8 @@ class SideFile:
         entries = read_yaml(path) if path.exists() else {}
         for name, entry in entries.items():
             if not isinstance(entry, dict) or not self._is_valid(entry):
-                raise ConfigError(
-                    f"{path}, {name}: this is no entry of a file `{self.kind}`; delete it, and make it anew"
-                )
+                command = "tune" if self.kind == "tuned" else "admit"
+                raise ConfigError(f"{path}, {name}: not a valid entry; delete it and run `{command}` again")
         return entries
 
     def _is_valid(self, entry: Mapping[str, Any]) -> bool:
@@ -58,7 +57,7 @@ class SideFile:
         return isinstance(entry.get("options", entry.get("trials")), dict)
 
     def add(self, scale: str, entries: Mapping[str, Any]) -> None:
-        """Write entries to the file; all else in it stays, with its comments, and so does what others add meanwhile.
+        """Write entries to the file; all others stay, and so do those that other processes add meanwhile.
 
         The lock is a file, which goes away again: folders cannot be locked everywhere.
 
@@ -72,9 +71,7 @@ class SideFile:
         lock = SoftFileLock(path.with_name(f".{path.name}.lock"), PATIENCE_S)
         try:
             with lock:
-                self.own(scale)
-                before = path.read_text(encoding="utf-8") if path.exists() else HEADS[self.kind]
-                write_atomic(path, with_entries(before, entries))
+                write_atomic(path, HEADS[self.kind] + dump_yaml({**self.own(scale), **entries}))
         except Timeout:
             raise ConfigError(
                 f"{path} is being written by another process; if there is none, delete {lock.lock_file}"

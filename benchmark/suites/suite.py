@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.config import Run, Runtime, apply, differences, from_dict
-from benchmark.registry import unknown
-from benchmark.suites.plan import Plan, Row, Table, operands, read_published
-from benchmark.suites.schema import Layer, Layers, ScaleSpec, check, on_top, with_its_method
+from benchmark.suites.plan import Plan, Row, Table, read_published
+from benchmark.suites.schema import Layer, Layers, ScaleSpec, check, on_top, with_its_method, without_tables
 from benchmark.suites.side_files import SideFile
-from datamodules.common.errors import BenchError, ConfigError
+from datamodules.common.errors import BenchError, ConfigError, unknown
 from datamodules.common.yaml import read_yaml
 from methods import models
 
@@ -35,6 +34,7 @@ class Suite:
         extended: the suite on top of which ``spec`` was written, and which ``spec`` holds already.
 
     Attributes:
+        given: ``spec`` as it was given.
         tuned: what tuning has tried and chosen for this suite (``choices`` has those of the extended one, too).
         admitted: which settings are ranked.
 
@@ -49,7 +49,7 @@ class Suite:
         folder: Path = SUITES,
         extended: "Suite | None" = None,
     ) -> None:
-        self.spec = check(spec, where)
+        self.given, self.spec = spec, check(spec, where)
         self.where, self.folder, self.extended = where, folder, extended
         self.paper, self.title, self.report = self.spec.paper, self.spec.title, str(self.spec.report)
         self.ranked = self.spec.ranked
@@ -58,9 +58,6 @@ class Suite:
         self._runs: dict[tuple[str, str], Run] = {}
         self.tables = tuple(self._table(number) for number in self.spec.tables)
         self.rows = [row for table in self.tables for row in table.rows]
-        for row in self.rows:
-            if row.minus:
-                operands(row, self.rows, where)
 
     def _table(self, number: str) -> Table:
         spec = self.spec.tables[number]
@@ -68,15 +65,9 @@ class Suite:
         rows = []
         for dataset in spec.datasets:
             for row in spec.rows:
-                minus = self.spec.labels[row.method].minus
-                involved: list[Any] = [
-                    self.spec.datasets[dataset],
-                    *(self.spec.labels[name] for name in minus or (row.method,)),
-                ]
-                pending = next((entry.pending for entry in involved if entry.pending), "")
                 columns, options = dict(row.model_extra or {}), {**spec.set, **row.set}
-                both = (minus[0], minus[1]) if minus else None
-                rows.append(Row(number, dataset, row.method, columns, options, both, pending))
+                pending = self.spec.labels[row.method].pending
+                rows.append(Row(number, dataset, row.method, columns, options, pending))
         return Table(number=number, rows=tuple(rows), **own)
 
     def scale(self, name: str) -> ScaleSpec:
@@ -150,10 +141,12 @@ class Suite:
     def choices(self, scale: str) -> dict[str, Any]:
         """What tuning has chosen for rows, by ``Row.full_name``, with all that it tried.
 
-        A choice made for the suite that this one extends counts where both have the row alike: the same configuration
-        before tuning, whatever the seeds, and the same rule of tuning.
+        Trials that have not led to a choice yet are none. A choice made for the suite that this one extends counts
+        where both have the row alike: the same configuration before tuning, whatever the seeds, and the same rule of
+        tuning.
         """
-        base, own = self.extended, self.tuned.own(scale)
+        base = self.extended
+        own = {name: entry for name, entry in self.tuned.own(scale).items() if "options" in entry}
         if base is None or scale not in base.spec.scales or self.scale(scale).tuning != base.scale(scale).tuning:
             return own
         ours, theirs = ({row.full_name: row for row in suite.rows} for suite in (self, base))
@@ -182,7 +175,7 @@ class Suite:
             last: the layers of a run of ``tune`` or ``admit``.
         """
         if tuned and scale not in self._chosen:
-            self._chosen[scale] = {n: entry.get("options", {}) for n, entry in self.choices(scale).items()}
+            self._chosen[scale] = {name: entry["options"] for name, entry in self.choices(scale).items()}
         at, label, where = self.scale(scale), self.spec.labels[row.method], (row.table, row.dataset)
         layers = [
             self.spec.base,
@@ -251,16 +244,15 @@ class Suite:
         Raises:
             ConfigError: a filter names something that does not exist, or nothing is left.
         """
-        labels = self.spec.labels
-        for what, asked, known in (("table", tables, self.spec.tables), ("method of this suite", methods, labels)):
+        parts = (("table", tables, self.spec.tables), ("method of this suite", methods, self.spec.labels))
+        for what, asked, known in parts:
             for name in asked:
                 if name not in known:
                     raise unknown(what, name, known)
         seeds = list(seeds or plan.seeds)
-        needed = {label for name in methods for label in (name, *(labels[name].minus or ()))}
         chosen: dict[str, Run] = {}
         for row in self.matching(only, plan.scale):
-            if (not tables or row.table in tables) and (not methods or row.method in needed):
+            if (not tables or row.table in tables) and (not methods or row.method in methods):
                 chosen |= {key: plan.runs[key] for seed, key in plan.of_row[row.full_name].items() if seed in seeds}
         if not chosen:
             raise self._nothing(plan.scale, methods)
@@ -277,16 +269,13 @@ class Suite:
     def matching(self, patterns: Collection[str], scale: str) -> list[Row]:
         """The rows that are run at a scale and match one of the patterns; all of them without a pattern.
 
-        A row that shows a difference means the two rows that it is taken of.
-
         Raises:
             ConfigError: no such row.
         """
         without = self.scale(scale).without
-        meant = [row for pattern in patterns for row in self._meant(pattern, scale)]
-        parts = {part.full_name for row in meant for part in (operands(row, self.rows) if row.minus else (row,))}
-        own = [row for row in self.rows if not (row.minus or row.pending or row.method in without)]
-        return [row for row in own if not patterns or row.full_name in parts]
+        meant = {row.full_name for pattern in patterns for row in self._meant(pattern, scale)}
+        own = [row for row in self.rows if not (row.pending or row.method in without)]
+        return [row for row in own if not patterns or row.full_name in meant]
 
     def _meant(self, pattern: str, scale: str) -> list[Row]:
         """The rows that a pattern means: those of that name, or else all that match it as a glob.
@@ -358,6 +347,8 @@ def load(paper: str, extending: tuple[Path, ...] = ()) -> Suite:
 def extend(extended: Suite, spec: Mapping[str, Any], where: str, folder: Path) -> Suite:
     """A suite with what ``spec`` says on top of another one: rows of a table are added to it.
 
+    A table that is left out takes the one of its rows at their papers' rates with it, and what scales say of both.
+
     Raises:
         ConfigError: it has the other one's name, or see ``Suite``.
     """
@@ -366,7 +357,10 @@ def extend(extended: Suite, spec: Mapping[str, Any], where: str, folder: Path) -
             f"suite {where}: give it a name of its own under `paper:`; "
             f"under that of {extended.where} it would overwrite its tables"
         )
-    return Suite(on_top(extended.spec.model_dump(), spec), where, folder, extended)
+    own = spec.get("tables")
+    left_out = {str(name) for name, table in own.items() if table is None} if isinstance(own, Mapping) else set()
+    gone = {name for name, table in extended.spec.tables.items() if left_out & {name, table.untuned}}
+    return Suite(without_tables(on_top(extended.given, spec), gone), where, folder, extended)
 
 
 @dataclass(frozen=True)
@@ -380,7 +374,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """Suite, scale and row, such as ``text board all/AG News/FixMatch``."""
+        """Suite, scale and row, such as ``news board all/AG News/FixMatch``."""
         return f"{self.suite.paper} {self.scale} {self.row.full_name}"
 
 

@@ -1,6 +1,8 @@
 """Errors shown to users: each message says what, where, why, and what to do about it."""
 
+import difflib
 import signal
+from collections.abc import Iterable
 
 NOT_FINITE = "is not finite"
 """What the error says of a run whose loss or tensors became NaN or infinite."""
@@ -48,3 +50,16 @@ def safe_str(error: BaseException) -> str:
 def message_of(error: BaseException) -> str:
     """The error message, prefixed with its type unless it is one of ours."""
     return safe_str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {safe_str(error)}"
+
+
+def unknown(what: str, name: object, known: Iterable[str], more: str = "") -> ConfigError:
+    """The error for a name that is not among ``known``; it suggests the closest one and lists all."""
+    known = list(known)
+    close = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
+    hint = f"; did you mean '{close[0]}'?" if close else "."
+    return ConfigError(f"unknown {what} '{name}'{hint} Known: {', '.join(known) or 'none'}{more}")
+
+
+def one_line(error: object) -> str:
+    """A message without line breaks."""
+    return " ".join(str(error).split())

@@ -19,30 +19,6 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
     return str(yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110))
 
 
-def with_entries(text: str, entries: Mapping[str, Any]) -> str:
-    """Add entries to the text of a YAML mapping, in place of those of the same name; the rest stays as it is written.
-
-    Args:
-        text: one that ``load_yaml`` reads, or one without values.
-        entries: by name.
-    """
-    node, lines = yaml.compose(text, _Loader), (text.rstrip() + "\n").splitlines(keepends=True)
-    if node is not None and node.flow_style:
-        head = "".join(lines[: node.start_mark.line])
-        return head + dump_yaml({**load_yaml(text, "text"), **entries})
-    starts = {key.value: key.start_mark.line for key, _ in node.value} if node is not None else {}
-    for name, entry in sorted(entries.items(), key=lambda one: starts.get(one[0], -1), reverse=True):  # from the end up
-        block = dump_yaml({name: entry})
-        if name not in starts:
-            lines.append(block)
-            continue
-        end = min((line for line in starts.values() if line > starts[name]), default=len(lines))
-        while not lines[end - 1].strip() or lines[end - 1].startswith("#"):  # they stand above what follows
-            end -= 1
-        lines[starts[name] : end] = [block]
-    return "".join(lines) if starts or entries else f"{text}{{}}\n"
-
-
 def load_yaml(text: str, where: str) -> dict[str, Any]:
     """Load a YAML mapping according to YAML 1.2 (``5e-4`` is a number, ``010`` is ten, ``off`` is a word).
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmark.config import Run, RunConfig, Runtime, from_yaml
+from benchmark.config import Run, RunConfig, Runtime
 from benchmark.launch.run import fit
 from benchmark.registry import ClassSpec
 from benchmark.runs.records import read_record
@@ -17,6 +17,7 @@ from datamodules import ag_news
 from datamodules.ag_news import AGNews
 from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.common.streams import generator
+from datamodules.common.yaml import read_yaml
 from datamodules.digits import Digits
 from datamodules.io import text
 from datamodules.io.sources import STORED
@@ -295,6 +296,6 @@ def test_a_run_learns_and_its_record_says_what_was_used(
     assert record["encoder"] == "bert-base-uncased" and record["strong_view"] == "word_deletion_swap"
     assert record["texts_per_class"] == [50] * 4
     assert record["final"]["acc"] > 70  # chance is 25
-    assert from_yaml((path / "config.yaml").read_text()).model == "linear"
+    assert read_yaml(path / "config.yaml")["model"] == "linear"
     weights = torch.load(path / "weights.pt", weights_only=False)
     assert {tuple(v.shape) for k, v in weights.items() if k.startswith("model.")} == {(4, DIM), (4,)}

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.config import Run, from_dict, from_yaml
+from benchmark.config import Run, from_dict
 from benchmark.registry import KINDS, own_names
 from datamodules.common.errors import ConfigError
+from datamodules.common.yaml import read_yaml
 from federations import few_data, make_method, sums_of
 from methods.base import Batch, FedMethod
 
@@ -94,7 +95,7 @@ def test_committed_configurations_still_name_the_same_runs() -> None:
         found[file.parent.name.split("-")[0]] = file
     assert len(found) > 15
     for file in found.values():
-        assert file.parent.name.endswith(Run.of(from_yaml(file.read_text())).id)
+        assert file.parent.name.endswith(Run.of(from_dict(read_yaml(file))).id)
 
 
 def test_a_lost_argument_has_one_value() -> None:

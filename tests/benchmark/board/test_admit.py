@@ -80,6 +80,16 @@ def test_admission_has_seeds_of_its_own_and_rows_that_are_there(tmp_path):
             Suite({**SPEC, "scales": {"quick": {**quick, **other}}}, "toy.yaml")
 
 
+def test_a_central_row_has_a_label_of_its_own(tmp_path, runtime):
+    """Else its run in one place would stand for the reference."""
+    quick = SPEC["scales"]["quick"]
+    central = {**quick["admission"]["central"], "labels": ["base", "consistent"]}
+    scales = {"quick": {**quick, "admission": {**quick["admission"], "central": central}}}
+    suite = Suite({**SPEC, "scales": scales}, "toy.yaml", tmp_path / "suites")
+    with pytest.raises(ConfigError, match=r"clients.*base"):
+        candidates(suite, "quick", runtime)
+
+
 @pytest.mark.parametrize(
     ("bound", "consistent", "late", "admitted"),
     [(80, 53, 0.0, True), (74, 53, 0.0, False), (80, 52, 0.0, False), (80, 53, 2.0, False)],

@@ -139,7 +139,8 @@ def test_a_trial_is_a_run_per_seed_and_scores_their_mean(tmp_path, runtime, monk
     ran = made_up(monkeypatch, lambda run: scores.get((power(run), run.config.seed), 20.0))
     with pytest.raises(RunError, match=r"1/Digits/plain x 1 \("):
         tune(suite, "quick", suite.rows[:1], runtime, jobs=1)
-    assert len(ran) == 14 and suite.choices("quick")["1/Digits/plain"].keys() == {"trials"}
+    assert len(ran) == 14 and suite.choices("quick") == {}
+    assert suite.tuned.own("quick")["1/Digits/plain"].keys() == {"trials"}
     scores[0, 1001] = 60.0
     made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)["1/Digits/plain"]
     assert len(ran) == 15
@@ -163,7 +164,7 @@ def test_a_trial_that_another_process_runs_is_waited_for(tmp_path, runtime, monk
     suite = toy(tmp_path)
     made_up(monkeypatch, lambda run: None if state(run.folder) == "running" else 50.0)
     (busy,) = trial(suite, "quick", suite.rows[0], 0, runtime).runs
-    told = r"x 1 \([^ ]+: running\): nothing is chosen .*, wait for what others run"
+    told = r"x 1 \([^ ]+: running\): nothing is chosen .*, wait for runs of other processes"
     with run_lock(busy.folder), pytest.raises(RunError, match=told):
         tune(suite, "quick", suite.rows[:1], runtime, jobs=1)
 
@@ -235,6 +236,23 @@ def test_a_suite_that_extends_another_keeps_its_own_choices_alone(tmp_path, runt
     assert list(yaml.safe_load(mine.tuned.path("quick").read_text())) == ["1/Digits/plain"]
     now = Suite({**SPEC, "paper": "mine"}, "mine.yaml", folder, base).choices("quick")
     assert [one["options"]["method.lr"] for one in now.values()] == [0.03, 0.2]
+
+
+def test_a_row_keeps_its_choice_until_tuning_it_again_has_ended(tmp_path, runtime, monkeypatch):
+    """Its own one and one that it inherits: what is interrupted puts no row at its paper's rate."""
+    base, folder = toy(tmp_path), tmp_path / "suites"
+    chosen = {"options": {"method.lr": 0.1}}
+    base.tuned.add("quick", {"1/Digits/plain": chosen})
+    mine = Suite({**SPEC, "paper": "mine"}, "mine.yaml", folder, base)
+    made_up(monkeypatch, lambda run: None if power(run) == 0 else 50.0)
+    for suite in (mine, base):
+        with pytest.raises(RunError, match="no score"):
+            tune(suite, "quick", suite.rows[:1], runtime, jobs=1)
+        assert len(all_kept(suite, "quick", suite.rows[:1])["1/Digits/plain"]) == 6
+        assert suite.choices("quick")["1/Digits/plain"]["options"] == chosen["options"]
+        assert suite.run(suite.rows[0], "quick").config.method.init_args["lr"] == 0.1
+    forget(base, "quick", base.rows[:1])
+    assert base.choices("quick")["1/Digits/plain"]["options"] == chosen["options"]
 
 
 @pytest.mark.parametrize("part", ["rounds", "data.beta", "model", "rule"])

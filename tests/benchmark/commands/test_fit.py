@@ -6,9 +6,10 @@ from sklearn.datasets import load_digits
 
 from benchmark import config
 from benchmark.cli import main
-from benchmark.config import from_yaml
+from benchmark.config import from_dict
 from benchmark.launch import run
 from benchmark.suites import suite
+from datamodules.common.yaml import read_yaml
 
 FIT = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4"]
 
@@ -45,7 +46,7 @@ def test_fit_from_the_saved_configuration_is_the_same_run_and_options_come_on_to
     assert main(["fit", "--config", str(saved), "--rounds", "4", "--method.lr", "0.3", "--data.beta", "2"]) == 0
     first, again, other = (one.config for one in fitted)
     assert config.identity(first) == config.identity(again) and again.runtime.devices == 4
-    assert from_yaml(saved.read_text()).method == first.method
+    assert from_dict(read_yaml(saved)).method == first.method
     assert (other.rounds, other.method.init_args["lr"], other.data.init_args["beta"]) == (4, 0.3, 2.0)
     (here / "short.yaml").write_text("method: fedavg\nmethod.lr: 1e-3\ndata: digits\nrounds: 4\n")
     assert main(["fit", "--config", "short.yaml", "--rounds", "5"]) == 0

@@ -7,7 +7,7 @@ from benchmark.launch.run import fit
 from benchmark.runs.records import read_record
 from federations import Unaugmented, few_federation
 from methods.fed_consist import FedConsist
-from runs import MIXED, assert_same_run, configuration, planted
+from runs import MIXED, SHORT, assert_same_run, configuration, planted
 
 PERSONAL = {**MIXED, "average_last": 0, "eval_every": 3}  # momentum and a step counter stay with each client
 
@@ -65,3 +65,11 @@ def test_a_large_state_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(recorder, "KEPT_BYTES", 1000)
     path = fit(configuration(tmp_path, **{**PERSONAL, "rounds": 3}))
     assert not list(path.glob("last_state*"))
+
+
+@pytest.mark.parametrize("more", [{"roster__participants": 3}, {"model_args__head_dropout": 0.5}])
+def test_another_roster_or_network_starts_over(tmp_path, capsys, more):
+    """Their options are recorded only where they are given."""
+    fit(configuration(tmp_path, **SHORT))
+    fit(configuration(tmp_path, **{**SHORT, "rounds": 4}, **more))
+    assert "goes on" not in capsys.readouterr().err

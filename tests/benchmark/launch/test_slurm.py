@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from benchmark.cli import main
-from benchmark.config import Runtime, from_yaml, run_id
+from benchmark.config import Runtime, from_dict, run_id
 from benchmark.launch import slurm
 from benchmark.runs.records import read_rows, without_clock
 from benchmark.suites import suite
 from datamodules.common.errors import RunError
+from datamodules.common.yaml import read_yaml
 from two_processes import free_port
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "srun")
@@ -133,7 +134,7 @@ def test_a_task_finds_its_run_and_its_folders_wherever_it_runs(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     runs = list(suite.load(str(tiny(tmp_path))).plan("quick", runtime=Runtime(data_dir="../d")).runs.values())
     script = slurm.write(runs, "tiny-quick", Path("results"))
-    configs = [from_yaml(Path(one).read_text()) for one in (script.parent / slurm.LIST).read_text().splitlines()]
+    configs = [from_dict(read_yaml(Path(one))) for one in (script.parent / slurm.LIST).read_text().splitlines()]
     assert [run_id(config) for config in configs] == [run.id for run in runs]
     folders = {(config.runtime.data_dir, config.runtime.results_dir) for config in configs}
     assert folders == {(f"{tmp_path}/../d", f"{tmp_path}/results")}

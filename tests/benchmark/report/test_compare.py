@@ -103,7 +103,7 @@ def test_a_run_on_another_machine_lies_within_what_the_seeds_let_expect(make, la
     assert (found.equal, found.within) == (False, within)
     place = "within" if within else "outside"
     assert line(found, "final") == f"acc 40.00 | {last:.2f} ({last - 40:+.2f}, {place} 22.34 to 57.66)"
-    assert "hold together with 95 % (Bonferroni over 3 readings)" in found.lines[-1]
+    assert "jointly hold with 95 % confidence (Bonferroni over 3 readings)" in found.lines[-1]
 
 
 def test_two_seeds_make_no_interval_and_a_copy_of_a_run_is_no_further_seed(make):

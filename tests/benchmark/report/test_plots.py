@@ -19,6 +19,7 @@ from benchmark.cli import main
 from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import ClassSpec
 from benchmark.report import plots
+from benchmark.report.frame import rounds_of
 from benchmark.report.settings import Setting
 from benchmark.runs.folder import RunFolder
 from benchmark.suites.plan import Table
@@ -38,7 +39,7 @@ def curve(folder: Path, *seeds: list[dict[str, Any]]) -> pd.DataFrame:
     for path, rows in zip(paths, seeds, strict=True):
         path.mkdir(parents=True)
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return plots.read_curve(paths)
+    return pd.concat([rounds_of(path).assign(seed=number) for number, path in enumerate(paths)], ignore_index=True)
 
 
 def draw(runs: dict[str, Any], columns: list[str], path: Path, axis: str = "round") -> Path:
@@ -134,7 +135,6 @@ def test_a_backend_that_matplotlib_does_not_know_stops_no_plot(runs: list[str]) 
         (["a", "/missing/run"], "there is no run at /missing/run"),
         (["a", "--suite", "rscfed", "--row", "1/SVHN/rscfed"], "plot: name folders of runs, or rows of a suite"),
         (["--row", "1/SVHN/rscfed"], "plot: name folders of runs, or rows of a suite"),
-        (["a", "--out", "q"], "--out q: the suffix gives the format; use one of .png"),
         (["a", "--out", "/nonexistent/q.png"], "/nonexistent/q.png: No such file"),
     ],
 )  # fmt: skip
@@ -159,7 +159,7 @@ def test_rows_of_a_suite(here: Path, drawn: list[Any]) -> None:
         run.finish()
     curves = plots.read_suite_rows(suite, ["2/A/low", "1/A/*"], "quick", str(here))
     assert list(curves) == ["1/A/low", "2/A/low"], "one run of both rows, and none of 1/A/mid"
-    assert {found["run"].nunique() for found in curves.values()} == {2}
+    assert {found["seed"].nunique() for found in curves.values()} == {2}
     plots.learning_curves(curves, ["acc"], here / "curves.png", "bytes")
     (panel,) = drawn[0].axes
     assert panel.lines[0].get_xydata().tolist() == [[0, 0], [2, 15]] and panel.get_xlabel() == "bytes"

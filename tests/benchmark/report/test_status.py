@@ -1,10 +1,8 @@
 """What ``status`` says about the runs of a plan: the accuracy that tables report, and what is left and costs."""
 
-import io
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from benchmark.config import Run, RunConfig, Runtime, identity
 from benchmark.registry import ClassSpec
@@ -40,13 +38,16 @@ def plan_of(runs):
     return Plan("quick", {run.id: run for run in runs}, of_row, (1,))
 
 
-def said(*runs, every_run=True):
-    console = Console(file=io.StringIO(), width=250)
-    show(plan_of(runs), every_run, console)
-    return console.file.getvalue().splitlines()
+@pytest.fixture
+def said(capsys):
+    def said(*runs, every_run=True):
+        show(plan_of(runs), every_run)
+        return capsys.readouterr().out.splitlines()
+
+    return said
 
 
-def test_a_row_has_one_line_and_runs_that_have_begun_one_more_each(tmp_path):
+def test_a_row_has_one_line_and_runs_that_have_begun_one_more_each(tmp_path, said):
     """The accuracy is the mean of the complete ones."""
     seeds = [planned(tmp_path, seed=seed) for seed in (1, 2, 3, 4)]
     elsewhere = replace(planned(tmp_path, clients=5), cells=("5/A/low",))
@@ -64,20 +65,8 @@ def test_a_row_has_one_line_and_runs_that_have_begun_one_more_each(tmp_path):
     assert lines[4:6] == ["3 DONE, 1 STALE, 1 MISSING", "5 runs, 20 rounds; 8 rounds are left"]
 
 
-@pytest.mark.parametrize("every_run", [False, True])
-def test_a_narrow_terminal_shows_every_name_in_full(tmp_path, every_run):
-    """Names of rows and of folders are typed into other commands, so none is cut."""
-    names = ("presets/CIFAR-100/fed_consist_as_written", "controls/CIFAR-100/fedirm_15")
-    runs = [replace(planned(tmp_path, clients=number), cells=names) for number in (10, 50)]
-    begun(runs[0], 2)
-    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
-    show(plan_of(runs), every_run, console)
-    text = console.file.getvalue()
-    assert "…" not in text and max(map(len, text.splitlines())) <= 80
-
-
 @pytest.mark.parametrize(("report", "value"), [("best", "60.00"), ("last", "30.00"), ("last_k_mean", "40.00")])
-def test_the_accuracy_is_the_reading_that_tables_report_and_is_named(tmp_path, report, value):
+def test_the_accuracy_is_the_reading_that_tables_report_and_is_named(tmp_path, said, report, value):
     one = planned(tmp_path, report=report)
     completed(one, *ACCURACY)
     head, line, counts, totals = said(one)
@@ -85,7 +74,7 @@ def test_the_accuracy_is_the_reading_that_tables_report_and_is_named(tmp_path, r
     assert counts == "1 DONE" and totals == "1 run, 4 rounds; 0 rounds are left"
 
 
-def test_the_averaged_model_has_an_accuracy_at_the_end_only(tmp_path):
+def test_the_averaged_model_has_an_accuracy_at_the_end_only(tmp_path, said):
     one, half = (planned(tmp_path, report="averaged", seed=seed, average_last=2) for seed in (1, 2))
     completed(one, *ACCURACY, averaged={"rounds": 2, "acc": 71.0})
     begun(half, 3)
@@ -94,7 +83,7 @@ def test_the_averaged_model_has_an_accuracy_at_the_end_only(tmp_path):
     assert lines[1].split()[3:5] == ["4/4", "71.00"] and lines[2].split()[3:5] == ["3/4", "4/A/low"]
 
 
-def test_a_damaged_run_does_not_hide_the_others(tmp_path):
+def test_a_damaged_run_does_not_hide_the_others(tmp_path, said):
     one, damaged = planned(tmp_path), planned(tmp_path, seed=2)
     for run in (one, damaged):
         completed(run, *ACCURACY)
@@ -104,7 +93,7 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path):
     assert "metrics.jsonl: line 1" in " ".join(lines)
 
 
-def test_a_plan_without_runs_says_so():
+def test_a_plan_without_runs_says_so(said):
     """Of a suite whose rows all wait for something."""
     for every_run in (False, True):
         assert said(every_run=every_run) == ["nothing is run at scale quick: every row is pending, or left out"]
@@ -126,6 +115,10 @@ def test_only_runs_of_the_same_configuration_count():
     assert per_round(planned(), same, same, *others) == per_round(planned(), same, *others) == 2.0
     assert per_round(planned(), *others) is None
     assert per_round(planned(method="fixmatch"), same) is None
+    for given in ({"model": "resnet9", "model_args": {"width": 4}}, {"roster": {"participants": 2}}):
+        plain = planned(**{name: value for name, value in given.items() if name == "model"})
+        assert per_round(planned(**given), measured(plain, 1, 100.0)) is None
+        assert per_round(plain, measured(planned(**given), 1, 100.0)) is None
 
 
 @pytest.mark.parametrize(("another", "count"), [({}, 1), ({"cpu": "another"}, 0), ({"gpu": "a GPU"}, 0)])

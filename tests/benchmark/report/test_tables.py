@@ -20,7 +20,7 @@ from benchmark.suites.schema import on_top
 from benchmark.suites.suite import Suite
 from datamodules.common.yaml import load_yaml
 
-PUBLISHED = {"low": {"acc": "60.0", "auc": "91.23"}, "high": {"acc": "70.26", "auc": "95.5"}, "gain": {"acc": "10.26"}}
+PUBLISHED = {"low": {"acc": "60.0", "auc": "91.23"}, "high": {"acc": "70.26", "auc": "95.5"}}
 SPEC = load_yaml(
     """
 paper: toy
@@ -29,11 +29,11 @@ published: toy.csv
 report: best
 base: {set: {rounds: 5, last_k: 2, data: digits}}
 datasets: {SVHN: {}}
-labels: {low: {method: fedavg}, high: {method: rscfed}, gain: {minus: [high, low]}}
+labels: {low: {method: fedavg}, high: {method: rscfed}}
 tables:
   4:
     {title: Four, datasets: [SVHN], metrics: [acc, auc], control: low,
-     rows: [{method: low, M: 1}, {method: high, M: 1}, {method: gain, M: 1}]}
+     rows: [{method: low, M: 1}, {method: high, M: 1}]}
 scales:
   paper: {seeds: [1, 2, 3], compare: true, note: the protocol}
   quick: {seeds: [1, 2, 3], note: not the protocol}
@@ -88,15 +88,6 @@ def test_means_intervals_and_the_three_readings():
     assert lines(table)["low", "auc"]["last"] == "" and len(low["runs"].split()) == 3
     assert "| low      | 61.00 ± 2.48 (3)<br>60.0 (+1.0, ± 4.97) " in table.markdown
     assert "complete**" not in table.markdown
-
-
-def test_a_difference_is_taken_seed_by_seed_and_lacks_what_one_of_its_runs_lacks():
-    gain = lines(rendered("paper", FULL, {("low", 2): "missing"}))["gain", "acc"]
-    assert (gain["ours"], gain["n"], gain["published"], gain["delta"]) == ("8.0000", "2", "10.26", "-2.2600")
-    assert (gain["status"], gain["note"], len(gain["runs"].split())) == ("2 of 3", "", 6)
-    found = lines(rendered("paper", {("high", 1): 70.0}, {("high", 2): "running", ("low", 1): "failed"}))
-    assert found["gain", "acc"]["status"] == "failed (1); running (1)"
-    assert found["gain", "auc"]["status"] == "failed (1); running (1); published: none"
 
 
 def test_the_intervals_stand_beside_the_printed_values():
@@ -170,8 +161,11 @@ def test_only_the_seeds_of_the_suite_are_judged(seeds, done, note):
 
 
 def test_another_scale_is_not_compared_with_the_paper():
-    table = rendered("quick", FULL)
-    assert "delta" not in table.frame and set(table.frame["status"]) == {"", "published: none"}
+    values = published(toy())
+    del values[toy().rows[1].key("auc")]
+    table = rendered("quick", FULL, values=values)
+    assert table.frame[["delta", "effect"]].isna().all(axis=None)
+    assert set(table.frame["status"]) == {"", "published: none"}
     for word in ("Δ", "holds", "status"):
         assert word not in table.markdown
     assert "<sub>60.0</sub>" in table.markdown and "digits (as SVHN)" in table.markdown
@@ -185,7 +179,7 @@ def test_published_is_a_number_or_empty():
     del values[suite.rows[1].key("acc")]
     table = rendered("paper", {"low": 70.0, "high": 70.0}, suite=suite, values=values)
     frame = pd.read_csv(io.StringIO(csv_text(table.frame)))
-    assert frame["published"].dtype == float and frame["published"].isna().sum() == 2
+    assert frame["published"].dtype == float and frame["published"].isna().sum() == 1
     assert lines(table)["high", "acc"]["status"] == "published: not available to us"
     assert "| high | 70.00 ± 0.00 (3)<br>not available to us |" in " ".join(table.markdown.split())
     nothing = rendered("paper", {}, suite=suite, values={suite.rows[0].key("f1"): "1"})
@@ -198,9 +192,9 @@ def test_pending_rows_and_published_spreads_are_shown(scale):
     values = published(suite) | {suite.rows[1].key("acc std"): "1.5"}
     table = rendered(scale, {"high": 68.0}, suite=suite, values=values)
     found = lines(table)
-    assert found["low", "acc"]["n"] == found["gain", "acc"]["n"] == "0"
-    assert "pending: SVHN low, SVHN gain (needs a method)" in table.markdown
-    assert "Not run: the rows low, gain." in table.markdown and "| low" not in table.markdown
+    assert found["low", "acc"]["n"] == "0"
+    assert "pending: SVHN low (needs a method)" in table.markdown
+    assert "Not run: the row low." in table.markdown and "| low" not in table.markdown
     assert found["high", "acc"]["spread"] == "1.5" and "70.26 ± 1.5" in table.markdown
     assert scale == "paper" or found["low", "acc"]["data"] == found["high", "acc"]["data"] == "digits"
 
@@ -224,7 +218,7 @@ def test_ranked_tables_without_published_values():
     suite = toy(published=None, ranked=True, tables={"4": {"reference": "low", "bounds": ["high"]}})
     page = rendered("quick", {"high": 40.0, "low": 60.0}, suite=suite, values={})
     assert list(dict.fromkeys(page.frame["method"]))[:2] == ["low", "high"] == [keys[0] for keys in page.rows][:2]
-    assert "published" not in page.frame and "ublished" not in page.markdown
+    assert page.frame["published"].isna().all() and "ublished" not in page.markdown
     assert "Bounds, which know more labels than a method may: high." in page.markdown
     states = {("low", 1): "failed"}  # its other seeds are still above the other row's
     failed = list(rendered("quick", {"high": 40.0, "low": 60.0}, states, suite, {}).frame["method"])
@@ -232,7 +226,7 @@ def test_ranked_tables_without_published_values():
 
 
 def test_a_table_of_which_a_scale_has_no_row_says_why(tmp_path):
-    without = dict.fromkeys(("low", "high", "gain"), "not with\nthis network")
+    without = dict.fromkeys(("low", "high"), "not with\nthis network")
     suite = toy(scales={"quick": {"without": without}})
     table = rendered("quick", {}, suite=suite)
     assert "Nothing of this table has been run." in table.markdown and "precision" not in table.markdown
@@ -299,7 +293,7 @@ def test_methods_are_rows_and_data_sets_with_metrics_are_columns():
     assert [table.rows["mine", "s"][place]["ours"] for place in table.places] == [51.0, 90.0]
     assert "| method   | net size   | A acc" in table.markdown
     assert table.facts["split"] == "iid" and "net size" not in table.facts
-    assert len(table.frame) == 16
+    assert len(table.frame) == 16 and table.frame["columns"][2] == "net_size=l, split=iid"
 
 
 def test_what_was_not_run_is_one_sentence():

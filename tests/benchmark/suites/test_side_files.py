@@ -8,6 +8,7 @@ from threading import Barrier
 import pytest
 
 from benchmark.suites.side_files import SideFile
+from benchmark.suites.suite import SUITES
 from datamodules.common.errors import ConfigError
 
 
@@ -31,29 +32,16 @@ def test_entries_that_are_added_at_once_are_all_there(tmp_path, monkeypatch):
     assert [*(tmp_path / "tuned").iterdir()] == [file.path("quick")]
 
 
-MINE = """\
-# Made by hand.
-
-1/A/a: # the first
-  options: {method.lr: 0.1} # as in the paper
-# why this one is low
-1/A/b:
-  options: {method.lr: 0.2}
-
-# the end
-"""
-
-
-def test_an_entry_that_is_added_leaves_comments_and_other_entries_as_they_are_written(tmp_path):
-    file = SideFile(tmp_path, "tuned", "paper")
-    file.path("quick").parent.mkdir()
-    file.path("quick").write_text(MINE)
-    file.add("quick", {"1/A/c": {"options": {"method.lr": 0.3}}, "1/A/b": {"options": {"method.lr": 0.4}}})
-    written = file.path("quick").read_text()
-    head = MINE.partition("1/A/b:\n")[0]
-    assert written.startswith(head) and "# the end\n" in written and "0.2" not in written
-    lr = {name: entry["options"]["method.lr"] for name, entry in file.own("quick").items()}
-    assert lr == {"1/A/a": 0.1, "1/A/b": 0.4, "1/A/c": 0.3}
+@pytest.mark.parametrize(
+    "file", sorted(SUITES.glob("tuned/*.yaml")) + sorted(SUITES.glob("admitted/*.yaml")), ids=lambda file: file.stem
+)
+def test_adding_an_entry_again_changes_no_byte_of_a_committed_file(tmp_path, file):
+    paper, _, scale = file.stem.rpartition("-")
+    copy = SideFile(tmp_path, file.parent.name, paper)
+    copy.path(scale).parent.mkdir()
+    copy.path(scale).write_bytes(file.read_bytes())
+    copy.add(scale, dict([copy.own(scale).popitem()]))
+    assert copy.path(scale).read_bytes() == file.read_bytes()
 
 
 def test_nothing_is_written_where_there_is_nothing_to_add(tmp_path):
@@ -63,11 +51,12 @@ def test_nothing_is_written_where_there_is_nothing_to_add(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "entry"), [("tuned", "{options: 3}"), ("tuned", "0.3"), ("admitted", "{admitted: perhaps}")]
+    ("kind", "entry", "command"),
+    [("tuned", "{options: 3}", "tune"), ("tuned", "0.3", "tune"), ("admitted", "{admitted: perhaps}", "admit")],
 )
-def test_an_entry_that_is_not_complete_is_one_error(tmp_path, kind, entry):
+def test_an_entry_that_is_not_complete_is_one_error(tmp_path, kind, entry, command):
     file = SideFile(tmp_path, kind, "paper")
     file.path("quick").parent.mkdir()
     file.path("quick").write_text(f"1/A/a: {entry}\n")
-    with pytest.raises(ConfigError, match=rf"paper-quick.yaml, 1/A/a: .*`{kind}`"):
+    with pytest.raises(ConfigError, match=rf"paper-quick.yaml, 1/A/a: .*`{command}`"):
         file.own("quick")

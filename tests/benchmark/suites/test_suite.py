@@ -7,7 +7,7 @@ import pytest
 from benchmark.cli import main
 from benchmark.config import run_id
 from benchmark.suites import suite
-from benchmark.suites.plan import control_of, operands
+from benchmark.suites.plan import control_of
 from benchmark.suites.schema import Layer, Layers, on_top
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
@@ -24,7 +24,6 @@ datasets: {A: {set: {data.beta: 2.0}, methods: {rscfed: {method.subsets: 2}}}, B
 labels:
   low: {method: fedavg}
   high: {method: rscfed, method.subset_size: 4}
-  gain: {minus: [high, low]}
 tables:
   "1":
     title: First
@@ -34,7 +33,6 @@ tables:
     rows:
     - {method: low, M: 1}
     - {method: high, M: 1}
-    - {method: gain, M: 1}
     - {method: high, M: 2, set: {method.subset_size: 3}}
   "2": {title: Second, datasets: [A], metrics: [acc], rows: [{method: low, set: {data.num_clients: 8}}]}
 scales:
@@ -51,7 +49,7 @@ def spec(**changes):
 
 def test_options_of_some_methods_are_for_their_rows_alone():
     toy = Suite(spec())
-    low, high, _, other = toy.tables[0].rows[:4]
+    low, high, other = toy.tables[0].rows[:3]
     args = toy.run(high, "paper").config.method.init_args
     assert (args["lr"], args["subsets"], args["subset_size"]) == (0.5, 2, 4)
     assert toy.run(other, "paper").config.method.init_args["subset_size"] == 3
@@ -133,9 +131,7 @@ def test_filters():
     assert len(toy.select(plan)) == len(plan.runs)
     assert cells(tables=["2"]) == {"1/A/low", "2/A/low"}
     assert cells(methods=["high"]) == {"1/A/high", "1/B/high"}
-    assert cells(methods=["gain"], tables=["1"]) == {"1/A/low", "2/A/low", "1/B/low", "1/A/high", "1/B/high"}
     assert cells(only=["*/B/low"]) == {"1/B/low"}
-    assert cells(only=["1/B/gain"]) == {"1/B/low", "1/B/high"}
     with pytest.raises(ConfigError, match="1/B/lov"):
         toy.select(plan, only=["1/B/low", "1/B/lov"])
     with pytest.raises(ConfigError, match=r"'lo'.*'low'"):
@@ -155,16 +151,6 @@ def test_a_name_with_a_star_means_its_row_before_it_is_a_pattern():
     assert cells("1/A/low*") == ["1/A/low*"] and set(cells("1/A/lo*")) > {"1/A/low*", "1/A/low"}
     assert [row.full_name for row in toy.matching(["1/A/low*"], "quick")] == ["1/A/low*/M=1"]
     assert [row.full_name for row in toy.matching(["1/B/low*/M=1"], "quick")] == ["1/B/low*/M=1"]
-
-
-def test_operands_of_a_difference_share_table_data_set_and_columns():
-    toy = Suite(spec())
-    rows = toy.tables[0].rows
-    first, second = operands(rows[6], rows)
-    assert (first.dataset, first.method, first.columns) == ("B", "high", {"M": "1"})
-    assert (second.dataset, second.method) == ("B", "low")
-    with pytest.raises(ConfigError, match=r"1/B/gain.*low"):
-        operands(rows[6], rows[5:])
 
 
 def test_a_scale_leaves_out_labels():
@@ -206,6 +192,25 @@ scales: {quick: {seeds: [7, 8]}}
             suite.load("own.yaml")
 
 
+def test_a_table_that_is_left_out_takes_with_it_what_belongs_to_it(tmp_path):
+    """Its rows at their papers' rates, and what scales say of it; in suites further on, too."""
+    of_both = {"tables": {1: {"set": {"rounds": 3}}, "1-paper": {"set": {"rounds": 3}}}}
+    tuning = {"rates": ["method.lr"], "seeds": [1000], "tables": {1: {"set": {"rounds": 4}}}}
+    tables = {"1-paper": {"title": "At the papers' rates", "untuned": "1"}}
+    toy = Suite(spec(tables=tables, scales={"quick": {**of_both, "tuning": tuning}}), "toy.yaml", tmp_path)
+    assert [table.number for table in toy.tables] == ["1", "2", "1-paper"]
+    without = suite.extend(toy, {"paper": "without", "tables": {1: None}}, "without.yaml", tmp_path)
+    further = suite.extend(without, {"paper": "further", "title": "More"}, "further.yaml", tmp_path)
+    for one in (without, further):
+        assert [table.number for table in one.tables] == ["2"]
+        assert one.scale("quick").tables == one.scale("quick").tuning.tables == {}
+    tuned = suite.extend(toy, {"paper": "tuned", "tables": {"1-paper": None}}, "tuned.yaml", tmp_path)
+    assert [table.number for table in tuned.tables] == ["1", "2"] and list(tuned.scale("quick").tables) == ["1"]
+    more = {"paper": "more", "tables": {1: {"metrics": ["acc"], "rows": [{"method": "low", "M": 3}]}}}
+    filled = suite.extend(toy, more, "more.yaml", tmp_path).tables[-1]
+    assert filled.metrics == ["acc"] and filled.rows[-1].columns == {"M": "3"}
+
+
 def of_table(**changes):
     return {"tables": {"1": changes}}
 
@@ -245,18 +250,16 @@ def test_published_values_lie_beside_a_suite_of_ones_own_or_in_the_package(tmp_p
         Suite(spec(), "toy.yaml", tmp_path).published()
     (tmp_path / "toy.csv").write_text("table,dataset,method,M,metric,value\n1,A,low,1,acc,50.1\n")
     assert list(Suite(spec(), "toy.yaml", tmp_path).published().values()) == ["50.1"]
-    assert len(Suite(spec(published="rscfed.csv"), "toy.yaml", tmp_path).published()) == 156
+    assert len(Suite(spec(published="rscfed.csv"), "toy.yaml", tmp_path).published()) == 144
 
 
 def test_pending_rows_have_no_run_and_say_why():
     toy = Suite(spec(labels={"high": {"pending": "later"}}))
-    assert {row.method: row.pending for row in toy.rows} == {"low": "", "high": "later", "gain": "later"}
+    assert {row.method: row.pending for row in toy.rows} == {"low": "", "high": "later"}
     assert [row.name for row in toy.matching([], "paper")] == ["1/A/low", "1/B/low", "2/A/low"]
     plan = toy.plan("paper")
     assert {run.config.method.name for run in plan.runs.values()} == {"fedavg"}
     assert len(toy.select(plan)) == len(plan.runs)
-    by_data = Suite(spec(datasets={"A": {"pending": "no data"}}))
-    assert {row.dataset for row in by_data.rows if not row.pending} == {"B"}
 
 
 def test_a_control_is_the_row_that_the_columns_mean():

@@ -7,7 +7,7 @@ import pytest
 
 from papers import load
 
-PRINTED = {"cbafed": 68, "feddb": 30, "feddure": 97, "fl2": 85, "proxyfl": 384, "rscfed": 156}
+PRINTED = {"cbafed": 68, "feddb": 30, "feddure": 97, "fl2": 85, "proxyfl": 384, "rscfed": 144}
 CLAIMED = ("FixMatch-GPL", "SAGE", "ProxyFL")
 """From the lowest to the highest."""
 PORTS = ("FedMatch", "FedDure", "FedDB")
@@ -21,16 +21,6 @@ def test_every_published_value_has_a_row(paper):
     keys = Counter(row.key(metric) for table in suite.tables for row in table.rows for metric in table.metrics)
     printed = [key for key in suite.published() if not key[-1].endswith(" std")]
     assert len(printed) == PRINTED[paper] and {keys[key] for key in printed} == {1}
-
-
-def test_improvements_that_rscfed_prints_are_the_differences_of_their_rows():
-    printed = {key: float(value) for key, value in load("rscfed").published().items() if key[0] == "4"}
-    values = {(method, columns, metric): value for (_, _, method, columns, metric), value in printed.items()}
-    gains = [key for key in values if key[0] == "improvement"]
-    assert len(gains) == 12
-    for label, columns, metric in gains:
-        gain = values["rscfed", columns, metric] - values["fed_consist", columns, metric]
-        assert gain == pytest.approx(values[label, columns, metric], abs=1e-6)
 
 
 def test_proxyfl_prints_its_claims_and_repeats_two_rows():
