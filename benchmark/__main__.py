@@ -13,7 +13,14 @@ def run() -> int:
     The working directory is searched last for users' modules, so that nothing in it hides a package. Its place is only
     kept in a checkout of this repository. Processes started by a run inherit the order.
     """
-    here = os.getcwd()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever has started this process
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        print("error: the working folder has been removed; change to another one", file=sys.stderr)
+        return 2
     if Path(here).resolve() != ROOT:
         sys.path[:] = [path for path in sys.path if path not in ("", here)]
     if here not in sys.path:

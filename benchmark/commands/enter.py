@@ -68,7 +68,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     plan.look_again()
     for setting in settings(suite, plan):
         if setting.table.number == options.table:
-            print(f"\n{leaderboard.brief(setting)}")
+            print(f"\n{leaderboard.brief(setting, own[0].method)}")
     print(f"\nthe row is described by {suite.where}, what was tried by {suite.tuned.path(options.scale)}")
     if bad := [one for one in outcomes if one.status != "complete"]:
         raise RunError(f"{len(bad)} runs have no result, first {bad[0].run.cells[0]}: {bad[0].message}")

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from itertools import product
+from math import prod
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,6 +30,8 @@ from datamodules.common.errors import ConfigError
 from datamodules.common.yaml import read_yaml
 
 ABOUT = f"Run one configuration, or finish it. {DOTTED} Several values, --method.lr 0.01,0.03, are run one by one."
+
+MOST_POINTS = 10_000
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -109,7 +112,7 @@ def grid(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> list[Point]:
         dotted: options of the method, the data set and the roster, as text.
 
     Raises:
-        ConfigError: an unknown class.
+        ConfigError: an unknown class, or more than ``MOST_POINTS`` points.
     """
     several: dict[str, list[str]] = {}
     for option, text in dotted.items():
@@ -118,6 +121,8 @@ def grid(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> list[Point]:
             continue
         if any(_takes(values, option, part) for part in parts):
             several[option] = list(dict.fromkeys(parts))
+    if (points := prod(map(len, several.values()))) > MOST_POINTS:
+        raise ConfigError(f"these options make a grid of {points:,} runs per seed; at most {MOST_POINTS:,} are started")
     return [dict(zip(several, point, strict=True)) for point in product(*several.values())]
 
 

@@ -9,13 +9,22 @@ from tabulate import tabulate
 
 from benchmark.runs.console import printable
 
+FORMULA = re.compile(r"\s*(?:[=@]|[+-](?!\.?\d|$))")
 SIGNS = str.maketrans({"±": r"$\pm$", "Δ": r"$\Delta$", "×": r"$\times$", "–": "--", "|": "$|$"})
 """Characters that LaTeX's text fonts may lack, beside those that tabulate replaces."""
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """Format CSV; numbers with four decimals, published values as printed (empty if missing)."""
-    return str(frame.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
+    """Format CSV; numbers with four decimals, published values as printed (empty if missing).
+
+    An apostrophe is put before texts that a spreadsheet would evaluate, such as ``=SUM(A1)``.
+    """
+    safe = frame.map(_inert).rename(columns=_inert)
+    return str(safe.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
+
+
+def _inert(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell
 
 
 def number(value: Any, form: str = "{:.2f}") -> str:

@@ -10,7 +10,7 @@ import pandas as pd
 from benchmark.report.facts import network
 from benchmark.report.formats import csv_text, half, latex_table, markdown, number, pipe_table
 from benchmark.report.plots import draw_differences, svg_text
-from benchmark.report.settings import Setting, not_compared, settings, told_apart
+from benchmark.report.settings import Setting, not_compared, paired, settings, told_apart
 from benchmark.report.statistics import LEAST
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import code_versions
@@ -114,10 +114,17 @@ def power(one: Setting) -> str:
     )
 
 
-def brief(one: Setting) -> str:
-    """A setting's rows by their place, with what can be told of them, for a terminal."""
+def brief(one: Setting, method: str) -> str:
+    """A setting's rows by their place, with what can be told of them, and ``method`` beside the best other row."""
     plain = re.sub(r"\*\*| \(\[rules\]\([^)]*\)\)", "", resolved(one))
-    return f"{one.table.title}, {one.dataset}\n\n{pipe_table(*_lines(one, brief=True))}\n\n{plain}"
+    told = [f"{one.table.title}, {one.dataset}", pipe_table(*_lines(one, brief=True)), plain]
+    unranked = {method, *one.bounds, *one.controls.values()}
+    best = next((name for name in one.order if name not in unranked and one.lines.loc[name, "n"]), one.reference)
+    beside = paired(one.scores[method], one.scores[best], "difference")
+    if pd.notna(beside["difference"]):
+        difference = f"{beside['difference']:+.2f}{half(beside['difference_ci95'])}"
+        told.append(f"{method} to {best}, the best other row: {difference}, paired by seed, not corrected.")
+    return "\n\n".join(told)
 
 
 def interim(suite: Suite, plan: Plan, found: Sequence[Setting]) -> list[str]:

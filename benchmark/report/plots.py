@@ -20,6 +20,7 @@ from benchmark.runs.records import read_record
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
+FORMATS = (".png", ".svg", ".pdf", ".jpg")
 STYLES = ("-", "--", ":", "-.")
 FEW = 12  # up to this many rounds are marked individually
 INK, GRID = "#2b2d33", "#d9d9d6"
@@ -97,9 +98,11 @@ def learning_curves(
         axis: ``round``, ``bytes`` (up and down) or ``seconds``, both since the first round.
 
     Raises:
-        ConfigError: no curve has numbers in a column or the axis (lists those that have).
+        ConfigError: no curve has numbers in a column or the axis (lists those that have), or another suffix.
     """
     path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"--out {path}: the suffix gives the format; use one of {', '.join(FORMATS)}")
     numbers = {name: frame.select_dtypes("number") for name, frame in runs.items()}
     known = sorted({name for frame in numbers.values() for name in frame} - {"round", "seed"})
     for column in (*columns, axis):

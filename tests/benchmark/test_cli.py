@@ -17,6 +17,18 @@ from datamodules.common.errors import Stopped
 from toy_suite import HEAVY
 
 
+@pytest.mark.parametrize("many", ["[", "- "])
+def test_a_value_that_would_crash_the_parser_is_refused(here, capsys, many):
+    assert main(["fit", "--method", "fedavg", "--data", "digits", "--model_args.width", many * 100_000]) == 2
+    assert "nested too deeply" in capsys.readouterr().err
+
+
+def test_a_grid_of_more_points_than_anybody_runs_is_refused_at_once(here, capsys):
+    many = ",".join(str(number / 1e4) for number in range(1, 501))
+    assert main(["fit", "--method", "fedavg", "--data", "digits", "--method.lr", many, "--data.beta", many]) == 2
+    assert "a grid of 250,000 runs" in capsys.readouterr().err
+
+
 def test_split_dotted():
     rest, dotted = split_dotted(
         ["fit", "--method=a", "--method.lambda-u", "1", "--data.beta=5e-1", "--roster.participants", "5",

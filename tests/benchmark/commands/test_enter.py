@@ -70,7 +70,7 @@ def test_a_method_gets_its_row(entered, capsys):
     """It is tuned, runs the setting's seeds beside the others, and is shown with them."""
     board, out = entered, capsys.readouterr().out
     rows = [line.split("|")[1].strip() for line in out.splitlines() if "(3)" in line]
-    assert sorted(rows) == ["Mine", "low", "mid"] and "One, A\n" in out
+    assert sorted(rows) == ["Mine", "low", "mid"] and "One, A\n" in out and ", the best other row: " in out
     suite = load("board-Mine-one.yaml")
     (chosen,) = suite.tuned.own("quick").values()
     assert len(chosen["tried"]) == len(chosen["trials"]) >= 3

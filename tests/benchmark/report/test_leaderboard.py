@@ -122,7 +122,7 @@ def test_a_setting_that_is_not_admitted_is_shown_and_not_ranked(made):
     assert not leaderboard.told_apart(first, "good") and leaderboard.told_apart(second, "good")
     page = leaderboard.page(suite, plan, [first, second])
     assert page.count("Not ranked") == 1 and "7.2 points" in page
-    told = leaderboard.brief(first)  # in a terminal
+    told = leaderboard.brief(first, "good")  # in a terminal
     assert "Not ranked: the setting has not passed the test of admission: all labels are worth 7.2" in told
     suite.admitted.path("quick").write_text(f"clients/A: {{{refused.replace('base: 0.1', 'base: null')}}}\n")
     told = leaderboard.resolved(leaderboard.settings(suite, plan)[0])
@@ -270,7 +270,7 @@ def test_without_the_reference_there_is_nothing_to_reach(made):
     found = leaderboard.settings(suite, plan)
     page = leaderboard.page(suite, plan, found)
     assert "| A, no run of base " in page and "nan" not in page
-    assert "Too few runs" in leaderboard.brief(found[0])
+    assert "Too few runs" in leaderboard.brief(found[0], "good")
 
 
 def test_settings_with_too_few_seeds_are_in_no_picture(made, tmp_path):
@@ -281,6 +281,15 @@ def test_settings_with_too_few_seeds_are_in_no_picture(made, tmp_path):
         put(plan, f"{name}/good", {2: MISSING, 3: MISSING})
     written = leaderboard.write(suite, plan, tmp_path / "again", "toy-quick")
     assert written and picture.name not in [path.name for path in written]
+
+
+def test_a_row_stands_beside_the_best_other_one(made):
+    """Paired by seed; a row without a seed in common is none."""
+    suite, plan, (first, _) = made
+    assert "bad to good, the best other row: -6.05" in leaderboard.brief(first, "bad")
+    put(plan, "A/bad", {0: MISSING, 1: MISSING})
+    put(plan, "A/good", {2: MISSING, 3: MISSING})
+    assert "the best other row" not in leaderboard.brief(leaderboard.settings(suite, plan)[0], "bad")
 
 
 def test_a_table_whose_reference_is_not_run_is_not_compared(made):

@@ -135,6 +135,7 @@ def test_a_backend_that_matplotlib_does_not_know_stops_no_plot(runs: list[str]) 
         (["a", "/missing/run"], "there is no run at /missing/run"),
         (["a", "--suite", "rscfed", "--row", "1/SVHN/rscfed"], "plot: name folders of runs, or rows of a suite"),
         (["--row", "1/SVHN/rscfed"], "plot: name folders of runs, or rows of a suite"),
+        (["a", "--out", "q"], "--out q: the suffix gives the format; use one of .png"),
         (["a", "--out", "/nonexistent/q.png"], "/nonexistent/q.png: No such file"),
     ],
 )  # fmt: skip
