@@ -22,15 +22,15 @@ ROOMS = {
     "federation": BASE,
     "runs": (*BASE, "federation"),
     "suites": ("config", "runs"),
-    "contract": RUNS,
+    "contract": ("registry", "federation"),
     "launch": RUNS,
     "report": ("config", "runs", "suites"),
     "api": (*RUNS, "suites", "launch", "report"),
     "board": (*RUNS, "suites", "launch", "report"),
-    "commands": (*RUNS, "suites", "launch", "report", "board"),
-    "cli": (*RUNS, "launch", "commands"),
+    "commands": (*BASE, "runs", "suites", "launch", "report", "board"),
+    "cli": ("registry", "runs", "launch", "commands"),
     "__main__": ("cli",),
-    "perf": (*RUNS, "suites", "contract", "launch", "api"),
+    "perf": (*RUNS, "contract", "launch"),
 }
 """Packages, then rooms of ``benchmark/``, from the bottom to the top: what each may import; rooms may all packages."""
 

@@ -3,12 +3,11 @@
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
-from datamodules.common.errors import BenchError, ConfigError
+from datamodules.common.errors import BenchError, ConfigError, unknown
 from datamodules.common.plugins import place, plugin
 
 if TYPE_CHECKING:
@@ -104,9 +103,8 @@ def check(name: str, options: Iterable[str]) -> None:
             unknown option, or a network that does not take the number of classes.
     """
     known, takes_any = _arguments(network(name))
-    unknown = [option for option in options if option not in (*known, *SHAPE) and not takes_any]
-    if unknown:
-        raise ConfigError(f"model {name}: unknown option {', '.join(unknown)}; it has {', '.join(known)}")
+    if extra := [option for option in options if option not in (*known, *SHAPE) and not takes_any]:
+        raise ConfigError(f"model {name}: unknown option {', '.join(extra)}; it has {', '.join(known)}")
     if "num_classes" not in known and not takes_any:
         raise ConfigError(f"model {name}: it has no argument num_classes, so it cannot be used as a classifier")
 
@@ -123,12 +121,7 @@ def _imported(path: str) -> "Callable[..., nn.Module]":
 
     module = path.rpartition(".")[0]
     if not module:
-        match = get_close_matches(path, MODELS, n=1, cutoff=0.4)
-        raise ConfigError(
-            f"unknown model {path!r}"
-            + (f"; did you mean {match[0]!r}?" if match else ".")
-            + f" Known: {', '.join(MODELS)}; a dotted path such as my_package.nets.MyNet works too"
-        )
+        raise unknown("model", path, MODELS, "; a dotted path such as my_package.nets.MyNet works too")
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise ConfigError(f"model {path}: names from the standard library are refused as models")
     factory = plugin(path, f"model {path}")
