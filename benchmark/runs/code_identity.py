@@ -48,8 +48,8 @@ def code_version() -> str:
 def uncommitted() -> str:
     """The difference between the checkout's code and its commit as a patch; empty if there is none."""
     patch = _git("diff", "HEAD", "--", *CODE) or ""
-    new = _git("ls-files", "--others", "--exclude-standard", "--", *CODE) or ""
-    return patch + "".join(_git("diff", "--no-index", "--", os.devnull, name) or "" for name in new.splitlines())
+    new = (_git("ls-files", "-z", "--others", "--exclude-standard", "--", *CODE) or "").split("\0")
+    return patch + "".join(_git("diff", "--no-index", "--", os.devnull, name) or "" for name in filter(None, new))
 
 
 def revision(run: Run) -> str:

@@ -61,10 +61,10 @@ def test_a_checkout_is_described_and_marked_if_its_code_differs_and_the_changes_
     assert "-first\n+second\n" in patch and "+third\n" in patch and "README" not in patch and "rate" not in patch
 
 
-def test_a_changed_file_in_another_encoding_is_part_of_the_patch(monkeypatch, tmp_path):
+def test_a_new_file_is_part_of_the_patch_whatever_its_name_and_encoding(monkeypatch, tmp_path):
     checkout(monkeypatch, tmp_path, "benchmark/run.py")
     (tmp_path / "methods").mkdir()
-    (tmp_path / "methods" / "names.txt").write_bytes(b"M\xfcller\n")
+    (tmp_path / "methods" / "Müller.txt").write_bytes(b"M\xfcller\n")
     assert "+M\ufffdller\n" in code_identity.uncommitted()
 
 
