@@ -88,12 +88,14 @@ def test_the_length_of_feature_vectors_is_measured():
 
 
 def test_overwritten_images_are_what_views_are_cut_from():
-    """The partition stays, and labels that sites see are the new ones."""
+    """The partition stays, labels that sites see are the new ones, and so are test images."""
     data = make_data()
     partition, site, index = data.partition, data.client(0), torch.arange(4)
-    before = data.take("test", index)
+    before, tested = data.take("test", index), next(data.test_blocks(4))[1]()
     data.overwrite(train_images=255 - data.train_images, train_labels=9 - true_labels(data))
     assert not torch.equal(data.take("test", index), before)
+    data.overwrite(test_images=255 - data.test_images)
+    assert not torch.equal(next(data.test_blocks(4))[1](), tested)
     assert data.partition is partition and torch.equal(data.client(0).labelled, site.labelled)
     assert torch.equal(data.client(0).labels, 9 - site.labels)
 
@@ -168,15 +170,9 @@ IID = {"scenario": "all_clients", "partition": "iid"}
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (
-            {"labelled_holdout": 0.5, "balanced_holdout": 9},
-            r"data\.labelled_holdout=0\.5 and data\.balanced_holdout=9: ",
-        ),
+        ({"labelled_holdout": 0.5, "balanced_holdout": 9}, r"labelled_holdout=0\.5 and data\.balanced_holdout=9: "),
         ({"validation": 9, "partition_file": "x"}, r"data\.partition_file=x and data\.validation=9: .* only one"),
-        (
-            {"hidden_labels": "pooled", "union_mode": "labelled"},
-            r"hidden_labels=pooled .* choose data\.union_mode=none",
-        ),
+        ({"hidden_labels": "pooled", "union_mode": "labelled"}, "hidden_labels=pooled .* choose data.union_mode=none"),
         ({"num_labels": 40}, r"data\.num_labels .* with data\.scenario=partial_clients: choose server or all_clients"),
         ({"scenario": "server", "num_labels": None}, r"data\.scenario=server needs data\.num_labels: give it"),
         ({**IID, "num_labels": 100, "labelled_holdout": 0.99}, "every site keeps one, so 1 to 90 can be held out"),

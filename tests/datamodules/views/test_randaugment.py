@@ -133,7 +133,7 @@ def test_pools_are_those_of_the_papers(key):
 
 @pytest.mark.parametrize("key", RECIPES)
 def test_recipe_replays_pillow_picture_by_picture(key):
-    recipe, count = RECIPES[key], 300
+    recipe, count = RECIPES[key], 120
     pool, n = recipe.pool, recipe.n
     images = pictures(count, 32, seed=4)
     result = recipe(images, seeded(9)).numpy()
@@ -163,7 +163,7 @@ def test_recipe_replays_pillow_picture_by_picture(key):
 
 @pytest.mark.parametrize("key", RECIPES)
 def test_everything_is_made_on_the_device_of_the_images(key):
-    images, recipe = pictures(200, 32), RECIPES[key]
+    images, recipe = pictures(60, 32), RECIPES[key]
     pixelops.constant.cache_clear()
     with torch.device("meta"):
         result = recipe(images, seeded(5))
