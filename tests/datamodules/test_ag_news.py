@@ -1,7 +1,6 @@
 """AG News: files and errors, the sampled texts, features once per text, views, runs of a linear classifier."""
 
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmark.config import Run, RunConfig, Runtime
-from benchmark.launch.run import fit
-from benchmark.registry import ClassSpec
-from benchmark.runs.records import read_record
 from datamodules import ag_news
 from datamodules.ag_news import AGNews
 from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.common.streams import generator
-from datamodules.common.yaml import read_yaml
 from datamodules.digits import Digits
 from datamodules.io import text
 from datamodules.io.sources import STORED
@@ -51,26 +45,13 @@ def make(folder: Path, **args: Any) -> AGNews:
 # --- texts
 
 
-def test_csv_files_and_the_archive_give_the_same_texts(folder: Path) -> None:
-    found, digests = ag_news.read_texts(folder)
-    assert set(digests) == {"ag_news.npz"}
-    csvs = folder / "ag_news_csv"
-    csvs.mkdir()
-    for part, texts, labels in (("train", *found[:2]), ("test", *found[2:])):
-        write_csv(csvs, part, texts, labels)
-    (folder / "ag_news.npz").unlink()
-    again, digests = ag_news.read_texts(folder)
-    assert set(digests) == {"train.csv", "test.csv"}
-    assert again[0] == found[0] and again[2] == found[2]
-    assert np.array_equal(again[1], found[1]) and np.array_equal(again[3], found[3])
-
-
 def test_csv_copies_with_quotes_names_of_columns_and_empty_lines(tmp_path: Path) -> None:
     rows = ["Class Index,Title,Description", '"3","Oil ""up""","A first line\\second line, with comma"']
     rows += [*(f'"{c}","T{c}","D"' for c in (1, 2, 4)), "", ""]
     for part in ("train", "test"):
         (tmp_path / f"{part}.csv").write_text("\n".join(rows))
-    (train, labels, _, _), _ = ag_news.read_texts(tmp_path)
+    (train, labels, _, _), digests = ag_news.read_texts(tmp_path)
+    assert set(digests) == {"train.csv", "test.csv"}
     assert train == ['Oil "up" A first line second line, with comma', "T1 D", "T2 D", "T4 D"]
     assert labels.tolist() == [2, 0, 1, 3]
     (tmp_path / "test.csv").write_text("1,Oil")
@@ -78,18 +59,17 @@ def test_csv_copies_with_quotes_names_of_columns_and_empty_lines(tmp_path: Path)
         ag_news.read_texts(tmp_path)
 
 
-def test_missing_or_other_files_raise_one_clear_error(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    empty = tmp_path_factory.mktemp("empty")
+def test_missing_or_other_files_raise_one_clear_error(folder: Path) -> None:
+    empty = folder / "empty"
+    empty.mkdir()
     with pytest.raises(DataError, match=r"ag_news is not in .*looked for .*ag_news\.npz.*train\.csv.*original release"):
-        ag_news.read_texts(empty)
-    (empty / "ag_news.npz").write_bytes(b"no archive")
-    with pytest.raises(DataError, match=r"ag_news\.npz is damaged or a different data set"):
         ag_news.read_texts(empty)
     with np.load(folder / "ag_news.npz") as data:
         content = dict(data)
     for change, message in (
         ({"class_names": np.array(list("abcd"))}, "the classes are"),
         ({"train_labels": content["train_labels"] + 1}, "all of 0 to 3 must occur"),
+        ({"train_labels": content["train_labels"] + 0.5}, "float64"),  # they would be rounded
         ({"test_labels": content["test_labels"][1:]}, "40 texts with 39 labels"),
     ):
         np.savez(empty / "ag_news.npz", **{**content, **change})
@@ -114,19 +94,19 @@ def write_csv(folder: Path, part: str, texts: list[str], labels: np.ndarray) -> 
     (folder / f"{part}.csv").write_text("\n".join(lines) + "\n")
 
 
-def test_the_listed_texts_are_the_same_from_a_part_in_any_order(
-    folder: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_listed_texts_are_the_same_in_any_order(folder: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     """The original files in another order and with more texts, and our copy, give the same data to the bit."""
     keys = list_texts(folder, monkeypatch, 120)
     ours = make(folder, texts="listed")
     (train, labels, test, test_labels), _ = ag_news.read_texts(folder)
     more, more_labels = sentences(60, 7)
     whole, order = [*train, *more], np.random.RandomState(5).permutation(300)
-    official = tmp_path_factory.mktemp("official")
-    write_csv(official, "train", [whole[i] for i in order], np.concatenate([labels, more_labels])[order])
+    official = folder / "official"
+    csvs = official / "ag_news_csv"
+    csvs.mkdir(parents=True)
+    write_csv(csvs, "train", [whole[i] for i in order], np.concatenate([labels, more_labels])[order])
     back = np.arange(len(test))[::-1]
-    write_csv(official, "test", [test[i] for i in back], test_labels[back])
+    write_csv(csvs, "test", [test[i] for i in back], test_labels[back])
     theirs = make(official, texts="listed")
     for name in STORED:
         assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
@@ -142,9 +122,6 @@ def test_missing_listed_texts_raise_one_clear_error(folder: Path, monkeypatch: p
     list_texts(folder, monkeypatch)
     with np.load(folder / "ag_news.npz") as data:
         content = dict(data)
-    np.savez(folder / "ag_news.npz", **{**content, "train_labels": (content["train_labels"] + 1) % 4})
-    with pytest.raises(DataError, match=r"240 of the 240 listed .*data\.texts=all"):
-        make(folder, texts="listed")
     np.savez(folder / "ag_news.npz", **{**content, "test_texts": content["test_texts"][::-1]})
     with pytest.raises(DataError, match=r"the 40 test texts differ from the release's 7600"):
         make(folder, texts="listed")
@@ -165,16 +142,21 @@ def test_distorted_texts_lose_a_tenth_of_their_words_and_change_places() -> None
     assert text.distorted(["one", "", "a b c d e"], 3)[:2] == ["one", ""]
     assert text.distorted(["a b c d e f"], 1) != text.distorted(["a b c d e f"], 2)
     assert text.distorted(["a b c d e f"], 1) == text.distorted(["a b c d e f"], 1)
-    assert Counter(text.distorted(["a b c d"], 0, rate=0.0)[0].split()) == Counter("abcd")
 
 
 # --- features
 
 
-def test_features_are_computed_once_and_follow_encoder_and_texts(folder: Path, stub: Stub) -> None:
+def test_features_belong_to_their_texts_and_are_computed_once_per_encoder(folder: Path, stub: Stub) -> None:
     data = make(folder, encoder="minilm")
+    (texts, labels, _, _), _ = ag_news.read_texts(folder)
+    keep = ag_news.sample(labels, 50)
+    kept = [texts[i] for i in keep]
     assert [len(texts) for texts in stub.asked] == [200, 200, 200, 40]
     assert data.train_images.shape == (200, 3, DIM) and data.test_images.shape == (40, 1, DIM)
+    for version, expected in enumerate([kept, text.distorted(kept, 1), text.distorted(kept, 2)]):
+        assert np.array_equal(data.train_images[:, version], Stub().encode(expected))
+    assert true_labels(data).tolist() == labels[keep].tolist() and data.feature_dim == DIM
     again = make(folder, encoder="minilm")
     assert len(stub.asked) == 4 and torch.equal(again.train_images, data.train_images)
     assert data.sha256 == again.sha256 and len(data.sha256) == 5
@@ -182,17 +164,6 @@ def test_features_are_computed_once_and_follow_encoder_and_texts(folder: Path, s
     assert len(stub.asked) == 8 and stub.kinds[4:] == ["bert"] * 4
     make(folder, encoder="bert", texts_per_class=49)
     assert len(stub.asked) == 11  # the test texts are the same
-
-
-def test_features_belong_to_their_texts(folder: Path, stub: Stub) -> None:
-    data = make(folder)
-    (texts, labels, _, _), _ = ag_news.read_texts(folder)
-    keep = ag_news.sample(labels, 50)
-    kept = [texts[i] for i in keep]
-    assert np.array_equal(data.train_images[:, 0], stub.encode(kept))
-    assert np.array_equal(data.train_images[:, 2], stub.encode(text.distorted(kept, 2)))
-    assert true_labels(data).tolist() == labels[keep].tolist()
-    assert data.feature_dim == DIM
 
 
 def test_an_encoder_that_cannot_be_loaded_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,9 +187,6 @@ def test_views_drawn_from_copies(folder: Path, stub: Stub) -> None:
     for version, texts in enumerate([kept, *copies]):
         expected = (stub.encode(texts) - plain.mean(axis=0)) / plain.std(axis=0)
         assert np.allclose(data.train_images[:, version], expected, atol=1e-5)
-    assert np.allclose(data.train_images[:, 0].mean(0), 0, atol=1e-5) and np.allclose(
-        data.train_images[:, 0].std(0, correction=0), 1, atol=1e-5
-    )
     assert data.train_images.shape == (200, 5, DIM)
     index = torch.arange(200).repeat(30)
     for view, versions in (("weak", (0, 1, 2)), ("cutout", (0, 1, 2)), ("strong", (3, 4))):
@@ -233,8 +201,6 @@ def test_views_drawn_from_copies(folder: Path, stub: Stub) -> None:
         with pytest.raises(RunError, match="Generator"):
             data.take(view, index)
     assert torch.equal(data.take("test", index), data.train_images[index, 0])
-    with pytest.raises(DataError, match=r"^expected feature vectors \[N, 3 versions or more, d\]"):
-        FeatureView(0, 3).prepare(torch.zeros(3, 2, 4))
 
 
 def test_features_and_images_are_not_confused(folder: Path, stub: Stub) -> None:
@@ -242,8 +208,8 @@ def test_features_and_images_are_not_confused(folder: Path, stub: Stub) -> None:
         Digits(scenario="server", num_labels=20, partition="iid", pipeline="feature_versions").setup()
     with pytest.raises(DataError, match=r"^expected 8-bit images.*feature vectors need .*feature_versions"):
         make(folder, pipeline="randaugment_uniform")
-    with pytest.raises(DataError, match=r"\[N, 2 versions or more, d\]"):
-        FeatureView(1, None).prepare(torch.zeros(3, 1, 4))
+    with pytest.raises(DataError, match=r"\[N, 3 versions or more, d\]"):
+        FeatureView(0, 3).prepare(torch.zeros(3, 2, 4))
     with pytest.raises(DataError, match="one size"):
         make(folder, split="random80")
     with pytest.raises(ConfigError, match="--model linear"):
@@ -259,7 +225,8 @@ def test_back_translations(folder: Path, stub: Stub) -> None:
     file = folder / ag_news.BACK_TRANSLATION
     np.savez(file, translations=np.array([[t + " goal goal", t + " oil"] for t in texts]))
     data = make(folder, strong="back_translation")
-    assert data.provenance["strong_view"] == "back_translation"
+    told = {"encoder": "bert-base-uncased", "strong_view": "back_translation", "texts_per_class": [50] * 4}
+    assert data.provenance == told
     assert file.name in data.sha256
     kept = [texts[i] for i in ag_news.sample(labels, 50)]
     assert np.array_equal(data.train_images[:, 1], stub.encode([t + " goal goal" for t in kept]))
@@ -268,34 +235,3 @@ def test_back_translations(folder: Path, stub: Stub) -> None:
     np.savez(file, translations=np.array([["a", "b"]]))
     with pytest.raises(DataError, match=r"translations are \[1, 2\] instead of \[240, 2\]"):
         make(folder, strong="back_translation")
-
-
-# --- runs
-
-
-def test_a_run_learns_and_its_record_says_what_was_used(
-    folder: Path, stub: Stub, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    args = {"local_epochs": 2, "server_epochs": 4, "lr": 0.1}
-    data = {"scenario": "server", "num_labels": 8, "num_clients": 5, "partition": "iid", "texts_per_class": 50}
-    data["strong"] = "words"
-    config = RunConfig(
-        ClassSpec("fixmatch", args),
-        ClassSpec("ag_news", {**data, "min_size": 2}),
-        model="linear",
-        rounds=4,
-        seed=0,
-        runtime=Runtime(
-            devices=1, accelerator="cpu", threads=1, data_dir=str(folder),
-            results_dir=str(tmp_path_factory.mktemp("results")), wandb="off",
-        ),
-    )  # fmt: skip
-    path = fit(Run.of(config))
-    record = read_record(path)
-    assert record["status"] == "complete"
-    assert record["encoder"] == "bert-base-uncased" and record["strong_view"] == "word_deletion_swap"
-    assert record["texts_per_class"] == [50] * 4
-    assert record["final"]["acc"] > 70  # chance is 25
-    assert read_yaml(path / "config.yaml")["model"] == "linear"
-    weights = torch.load(path / "weights.pt", weights_only=False)
-    assert {tuple(v.shape) for k, v in weights.items() if k.startswith("model.")} == {(4, DIM), (4,)}

@@ -9,7 +9,7 @@ from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.digits import Digits
 from datamodules.io import sources
-from datamodules.partition.sites import true_labels
+from datamodules.partition.sites import HIDDEN, SiteData, true_labels
 from federations import SCENARIOS, few_data, make_data
 
 
@@ -32,31 +32,44 @@ class Vectors(FSSLDataModule):
 # --- data sets
 
 
-CONSTANTS = {
-    # name: mean, standard deviation, side of the input, side before the crop
-    "svhn": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), 32, 40),
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), 32, 40),
-    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), 32, 40),
-    "fashion_mnist": ((0.2860,), (0.3530,), 32, 36),
-    "mnist": ((0.1307,), (0.3081,), 32, 36),
-    "isic2018": ((0.7630, 0.5456, 0.5700), (0.1409, 0.1526, 0.1700), 224, 250),
-    "cinic10": ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587), 32, 40),
-}
+@pytest.mark.parametrize(
+    ("name", "options", "side"),
+    [
+        ("cifar10", {}, 40),
+        ("cifar10", {"side": 16}, 20),
+        ("cifar10", {"side": 16, "zoom": 17}, 17),
+        ("mnist", {}, 36),
+        ("isic2018", {}, 250),
+        ("isic2018", {"side": 448}, 500),
+    ],
+)
+def test_training_images_are_enlarged_in_proportion(name, options, side):
+    """By a quarter, unless the data set says otherwise; whatever the side of the input is."""
+    assert find_class(name, KINDS["data"])(**options).views["weak"].geometry.side == side
 
 
-@pytest.mark.parametrize("name", CONSTANTS)
-def test_images_look_as_in_the_papers(name):
-    """RSCFed's, CBAFed's and (for CINIC-10) FedDure's constants, to four digits; suites rely on them."""
-    data = find_class(name, KINDS["data"])()
-    mean, std = (tuple(round(value, 4) for value in values) for values in (data.mean, data.std))
-    assert (mean, std, data.image_size, data.views["weak"].geometry.side) == CONSTANTS[name]
+def test_the_constants_of_digits_are_those_of_the_training_images():
+    """To the digits that are given."""
+    data, arrays = make_data(), Digits().read()
+    pixels = torch.from_numpy(arrays.train_images).double() / 255
+    assert len(data.train_images) == 1437 and len(data.test_labels) == 360
+    assert round(float(pixels.mean()), 4) == data.mean[0]
+    assert round(float(pixels.std()), 4) == data.std[0]
+    assert data.class_names == tuple("0123456789") and data.sha256 == arrays.sha256
+    data.prepare_data()
 
 
-@pytest.mark.parametrize("pipeline", ["zoom_crop_flip", "randaugment_uniform"])
-def test_mnist_is_not_flipped_unless_asked(pipeline):
+def test_what_one_reader_of_digits_changes_no_other_sees():
+    first, before = Digits().read(), Digits().read().train_images.copy()
+    first.train_images[:] = 0
+    first.train_labels[:] = 0
+    again = Digits().read()
+    assert (again.train_images == before).all() and again.train_labels.any()
+
+
+def test_mnist_is_not_flipped_unless_asked():
     mnist = find_class("mnist", KINDS["data"])
-    for data, flip in ((mnist(pipeline=pipeline), 0.0), (mnist(pipeline=pipeline, flip=0.5), 0.5)):
-        assert {view.geometry.flip for name, view in data.views.items() if name != "test"} == {flip}
+    assert [data.views["weak"].geometry.flip for data in (mnist(), mnist(flip=0.5))] == [0.0, 0.5]
 
 
 def test_blocks_of_views_have_bounded_pixels():
@@ -70,26 +83,21 @@ def test_the_length_of_feature_vectors_is_measured():
     data.setup()
     assert data.feature_dim == data.take("weak", torch.arange(3)).shape[1] == 5
     other = type("Other", (Vectors,), {"lengths": (5, 6)})(**shaped)
-    with pytest.raises(
-        DataError, match=r"Other\.read: .* both feature vectors of one length; they are .* 5\] and .* 6\]"
-    ):
+    with pytest.raises(DataError, match=r"Other\.read: .* feature vectors of one length; they are .* 5\] and .* 6\]"):
         other.setup()
 
 
 def test_overwritten_images_are_what_views_are_cut_from():
-    """The partition stays, labels that sites see are the new ones, and blocks of test images are the new ones."""
+    """The partition stays, labels that sites see are the new ones, and so are test images."""
     data = make_data()
     partition, site, index = data.partition, data.client(0), torch.arange(4)
-    before = data.take("test", index)
+    before, tested = data.take("test", index), next(data.test_blocks(4))[1]()
     data.overwrite(train_images=255 - data.train_images, train_labels=9 - true_labels(data))
     assert not torch.equal(data.take("test", index), before)
+    data.overwrite(test_images=255 - data.test_images)
+    assert not torch.equal(next(data.test_blocks(4))[1](), tested)
     assert data.partition is partition and torch.equal(data.client(0).labelled, site.labelled)
     assert torch.equal(data.client(0).labels, 9 - site.labels)
-    (_, whole), *_ = data.test_blocks(1000)
-    before = whole()
-    data.overwrite(test_images=255 - data.test_images)
-    (_, whole), *_ = data.test_blocks(1000)
-    assert not torch.equal(whole(), before)
 
 
 # --- who holds what
@@ -133,8 +141,6 @@ def test_an_exported_partition_comes_back(scenario, options, tmp_path):
     for site, other in zip(data.clients, again.clients, strict=True):
         assert site.labelled.tolist() == other.labelled.tolist()
         assert sorted(site.unlabelled.tolist()) == other.unlabelled.tolist()
-    with pytest.raises(DataError, match=rf"{data.num_clients} clients; give --data\.num_clients {data.num_clients}"):
-        make_data(partition_file=file, num_clients=3)
 
 
 def test_what_a_server_holds_is_not_exported(tmp_path):
@@ -143,60 +149,66 @@ def test_what_a_server_holds_is_not_exported(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_partition_follows_its_seed_or_that_of_the_run():
-    seeds = ({"partition_seed": 4}, {"partition_seed": None, "run_seed": 4}, {"partition_seed": 5})
-    fixed, follows, other = (make_data(**args).partition.hash for args in seeds)
-    assert fixed == follows != other
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_validation_images_go_to_nobody(scenario):
-    """Not to the server, and not into the pool, which otherwise have all images."""
-    for count in (0, 200):
-        data = make_data(scenario, validation=count)
-        owned = torch.cat([part for site in [data.server, *data.clients] for part in (site.labelled, site.unlabelled)])
-        assert len({*owned.tolist(), *data.pool().tolist()}) == data.num_images - count
-    with pytest.raises(ConfigError, match="validation=5000"):
-        make_data(scenario, validation=5000)
-
-
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("options", [{"labelled_holdout": 0.25}, {"balanced_holdout": 50, "validation": 200}])
 def test_held_out_images_can_be_tested_on_instead(scenario, options, digits):
     """Tuning must not see test images: labelled or balanced training images take their place, at no site."""
     data = make_data(scenario, **options)
-    shown = data.views["test"](data.views["test"].geometry.prepare(data.train_images), torch.arange(1437), None)
+    places = {image.tobytes(): place for place, image in enumerate(digits.train_images)}
+    tested = [places[image.numpy().tobytes()] for image in data.test_images]
     [(_, block)] = data.test_blocks(10_000)
-    tested = [int((shown == image).flatten(1).all(1).nonzero()[0]) for image in block()]
+    assert torch.equal(block(), data.take("test", torch.tensor(tested)))
     assert torch.equal(data.test_labels, torch.from_numpy(digits.train_labels)[tested])
     assert "labelled_holdout" in options or torch.bincount(data.test_labels).tolist() == [5] * 10
     trained = torch.cat([part for site in [data.server, *data.clients] for part in (site.labelled, site.unlabelled)])
-    assert not {*tested} & {*trained.tolist()}
+    assert not {*tested} & {*trained.tolist(), *data.pool().tolist()}
 
 
-@pytest.mark.parametrize("share", [1.0, -0.1, 0.99, 1e-9])
-def test_a_holdout_leaves_every_site_a_label(share):
-    with pytest.raises(ConfigError, match="labelled_holdout"):
-        make_data("all_clients", labelled_holdout=share)
+IID = {"scenario": "all_clients", "partition": "iid"}
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        ({"labelled_holdout": 0.5, "balanced_holdout": 9}, r"labelled_holdout=0\.5 and data\.balanced_holdout=9: "),
+        ({"validation": 9, "partition_file": "x"}, r"data\.partition_file=x and data\.validation=9: .* only one"),
+        ({"hidden_labels": "pooled", "union_mode": "labelled"}, "hidden_labels=pooled .* choose data.union_mode=none"),
+        ({"num_labels": 40}, r"data\.num_labels .* with data\.scenario=partial_clients: choose server or all_clients"),
         ({"scenario": "server", "num_labels": None}, r"data\.scenario=server needs data\.num_labels: give it"),
-        ({"scenario": "all_clients", "labels_per_class": 0}, "labels_per_class=0: it should be greater than"),
-        ({"mean": [0.1, 0.2], "channels": 1}, r"give one number, or one per channel \(data\.channels=1\)"),
+        ({**IID, "num_labels": 100, "labelled_holdout": 0.99}, "every site keeps one, so 1 to 90 can be held out"),
+        ({"labelled_holdout": 1e-9}, "labelled_holdout=1e-09 of the labelled images is 0"),
+        ({"balanced_holdout": 55}, "balanced_holdout=55: give a multiple of 10 classes, up to "),
+        ({"validation": 1437}, "validation=1437: give a number below the 1437 training images"),
+        ({"validation": 5, "balanced_holdout": 10}, "10 of data.balanced_holdout among them"),
         ({"pipeline": "blur"}, "unknown pipeline 'blur'; choose one of .*zoom_crop_flip"),
         ({"side": 4, "pipeline": "pad_crop_flip"}, r"data\.side=4: this pipeline mirrors 4 pixels .* choose 5 or more"),
         ({"picked": 3, "num_clients": 3, "labelled_from": 10}, "picked=3 of 3 clients leaves none: pick fewer"),
         ({"zoom": 30}, r"a window of 32 does not fit into 30: enlarge to at least 32 .*data\.zoom.*data\.side"),
-        ({"num_labels": 40}, r"data\.num_labels has no effect with data\.scenario=partial_clients"),
     ],
 )
 def test_options_that_cannot_be(args, message):
     """Of their own, of the pipeline, and of the partition, before ``setup`` ends."""
     with pytest.raises(ConfigError, match=message):
         Digits(**args).setup()
+
+
+@pytest.mark.parametrize(
+    ("option", "fits"),
+    [
+        ({"beta": 0.0}, 1e-300),
+        ({"beta": float("inf")}, 1e100),
+        ({"partition_seed": 2**32}, 2**32 - 1),
+        ({"test_std": [0.0]}, [1.0]),
+        ({"mean": [float("nan")]}, [0.0]),
+        ({"test_mean": [0.1, 0.2]}, [0.1, 0.2, 0.3]),
+        ({"scenario": "servers"}, "partial_clients"),
+    ],
+)
+def test_values_out_of_range(option, fits):
+    (name,) = option
+    Digits(**{name: fits})
+    with pytest.raises(ConfigError, match=name):
+        Digits(**option)
 
 
 # --- views
@@ -225,44 +237,6 @@ def test_test_images_can_be_normalised_by_constants_of_their_own(digits):
     weak = (data.take("weak", torch.arange(4), torch.Generator().manual_seed(0)) for data in (plain, other))
     assert torch.equal(*weak)
     assert torch.equal(*(data.take("test", torch.arange(4)) for data in (plain, other)))  # of training images
-    same = make_data(test_mean=[float(plain.mean[0])], test_std=[float(plain.std[0])])
-    assert torch.equal(next(iter(same.test_blocks(4)))[1](), next(iter(plain.test_blocks(4)))[1]())
-
-
-@pytest.mark.parametrize("size", [1, 100, 360, 1000])
-def test_blocks_of_test_images_come_in_order(size, digits):
-    data = make_data()
-    whole = torch.from_numpy(digits.test_images).permute(0, 3, 1, 2).expand(-1, 3, -1, -1)
-    numbers, blocks = zip(*[(n, block()) for n, block in data.test_blocks(size)], strict=True)
-    assert numbers == tuple(range(-(-360 // size)))
-    torch.testing.assert_close(torch.cat(blocks), (whole / 255 - data.mean[0]) / data.std[0], rtol=1e-5, atol=1e-5)
-    assert torch.equal(data.test_labels, torch.from_numpy(digits.test_labels))
-
-
-def test_placing_changes_the_type_of_views_and_nothing_else():
-    data, index = make_data(), torch.arange(9)
-    before, site = data.take("test", index), data.client(2).unlabelled
-    data.place(torch.device("cpu"), torch.float64)
-    assert torch.equal(data.take("test", index), before.double())
-    assert next(data.test_blocks(5))[1]().dtype == torch.float64
-    assert torch.equal(data.client(2).unlabelled, site)
-    assert torch.equal(data.client(0).labels, true_labels(data)[data.client(0).labelled])
-
-
-def test_training_images_are_enlarged_in_proportion():
-    """By a quarter, unless the data set says otherwise; whatever the side of the input is."""
-
-    class Large(Digits):
-        image_size = 64
-
-    class Close(Digits):
-        zoom_size = 36
-
-    def zoom(data):
-        return data.views["weak"].geometry.side
-
-    assert [zoom(Digits(**given)) for given in ({}, {"side": 16}, {"side": 16, "zoom": 17})] == [40, 20, 17]
-    assert (zoom(Large()), zoom(Close()), zoom(Close(side=64))) == (80, 36, 72)
 
 
 def test_a_client_is_one_of_those_that_there_are():
@@ -274,8 +248,30 @@ def test_a_client_is_one_of_those_that_there_are():
             data.client(wrong)
 
 
-def test_pooled_labels_make_every_client_a_labelled_one():
-    """The roster counts what the clients hold, not what the partition gave them."""
+@pytest.mark.parametrize("labels", ["hidden", "revealed"])
+def test_a_data_module_has_the_labels_that_a_site_has(labels):
+    data = make_data(hidden_labels=labels)
+    known = torch.zeros(data.num_images, dtype=torch.bool)
+    for site in data.clients:
+        known[torch.cat([site.labelled, *([site.unlabelled] if labels == "revealed" else [])])] = True
+    assert torch.equal(data.train_labels != HIDDEN, known)
+    assert torch.equal(data.train_labels[known], true_labels(data)[known])
+
+
+def test_the_roster_counts_what_the_clients_hold():
+    """Not what the partition gave them: pooled labels, and what a client was handed."""
     data = few_data(4, 1, hidden_labels="pooled")
-    assert data.roster(0).labelled == (0, 1, 2, 3)
-    assert few_data(4, 1).roster(0).labelled == (0,)
+    assert data.roster(0).labelled == (0, 1, 2, 3) and few_data(4, 1).roster(0).labelled == (0,)
+    site = data.client(1)
+    data.clients[1] = SiteData(site.labelled[:0], site.labels[:0], site.labelled[:3])
+    assert data.client(1).size == 3 and data.roster(0).labelled == (0, 2, 3)
+
+
+def test_repeated_labels_reach_the_client():
+    """The batches come from the longer list."""
+    options = {"num_labels": None, "labels_per_class": 5}
+    plain, twice = (make_data("all_clients", **options, labelled_repeats=mode) for mode in ("none", "second_class"))
+    assert plain.partition.hash == twice.partition.hash
+    longer = [len(twice.client(k).labelled) - len(plain.client(k).labelled) for k in range(plain.num_clients)]
+    assert max(longer) == 5
+    assert len(twice.client(longer.index(5)).labels[-5:].unique()) == 1

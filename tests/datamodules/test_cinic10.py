@@ -28,14 +28,10 @@ def make_folder(root, folder="cinic10", classes=CLASSES):
                 Image.fromarray(pixels).save(place / file)
 
 
-@pytest.fixture
-def counts(monkeypatch):
-    monkeypatch.setitem(sources.CLASS_COUNTS, "cinic10", ((4, 4), (2, 2)))
-
-
 @pytest.mark.parametrize("folder", ["cinic10", "CINIC-10"])
-def test_classes_then_file_names(tmp_path, counts, folder):
+def test_classes_then_file_names(tmp_path, monkeypatch, folder):
     """Class folder, then file name: CIFAR names before ImageNet names; valid is not read; the cache is the same."""
+    monkeypatch.setitem(sources.CLASS_COUNTS, "cinic10", ((4, 4), (2, 2)))
     make_folder(tmp_path, folder)
     arrays = CINIC10(data_dir=str(tmp_path)).read()
     assert arrays.train_images.shape == (8, 32, 32, 3)
@@ -50,15 +46,9 @@ def test_classes_then_file_names(tmp_path, counts, folder):
     assert (again.train_images == arrays.train_images).all()
 
 
-def test_missing_and_incomplete_data_say_so(tmp_path, counts, monkeypatch):
-    """Missing: what was looked for and how to get it. A part of the data set is refused, and nothing is cached."""
-    with pytest.raises(DataError, match=r"cinic10/train.*unpack it into a folder cinic10"):
-        CINIC10(data_dir=str(tmp_path)).read()
+def test_both_parts_have_the_same_classes(tmp_path):
     make_folder(tmp_path)
-    monkeypatch.setitem(sources.CLASS_COUNTS, "cinic10", ((9, 9), (2, 2)))
-    with pytest.raises(DataError, match="images per class"):
-        CINIC10(data_dir=str(tmp_path)).read()
-    assert not (tmp_path / "cinic10.npz").exists()
     (tmp_path / "cinic10/test/bird").rename(tmp_path / "cinic10/test/cat")
     with pytest.raises(DataError, match=r"classes of train are \['airplane', 'bird'\]"):
         CINIC10(data_dir=str(tmp_path)).read()
+    assert not (tmp_path / "cinic10.npz").exists()

@@ -25,32 +25,15 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_one_makes_a_file_and_the_others_find_it(tmp_path):
-    path, made, started = tmp_path / "new" / "cache", [], threading.Barrier(4)
+def test_one_at_a_time_makes_a_file_and_the_next_after_one_that_failed(tmp_path):
+    """Who waited and who came later made it at once: the first had taken their lock away."""
+    path, at_work, made, most, begun = tmp_path / "new" / "cache", [], [], [], threading.Event()
 
     def make(number):
         made.append(number)
-        path.write_text("whole")
-
-    def want(number):
-        started.wait()
-        made_once(path, lambda: make(number))
-
-    threads = [threading.Thread(target=want, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(made) == 1 and list(path.parent.glob("[!.]*")) == [path]
-
-
-def test_one_at_a_time_makes_a_file_also_after_one_that_failed(tmp_path):
-    """Who waited and who came later made it at once: the first had taken their lock away."""
-    path, at_work, most = tmp_path / "cache", [], []
-
-    def make(number):
         at_work.append(number)
-        time.sleep(0.3)
+        begun.set()
+        time.sleep(0.2)
         most.append(len(at_work))
         at_work.remove(number)
         if number == 0:
@@ -61,13 +44,15 @@ def test_one_at_a_time_makes_a_file_also_after_one_that_failed(tmp_path):
         with suppress(OSError):
             made_once(path, lambda: make(number))
 
-    threads = [threading.Thread(target=want, args=(number,)) for number in range(3)]
-    for thread, pause in zip(threads, (0.1, 0.3, 0), strict=True):
+    threads = [threading.Thread(target=want, args=(number,)) for number in range(4)]
+    for thread, pause in zip(threads, (0, 0.2, 0, 0), strict=True):
         thread.start()
+        begun.wait()
         time.sleep(pause)
     for thread in threads:
         thread.join()
-    assert max(most) == 1
+    assert max(most) == 1 and len(made) == 2 and made[0] == 0
+    assert list(path.parent.glob("[!.]*")) == [path]
 
 
 def test_a_folder_where_nothing_can_be_made(tmp_path):

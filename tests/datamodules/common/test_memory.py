@@ -19,28 +19,27 @@ def machine(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_what_is_free_is_what_the_machine_has(machine):
+def test_a_container_may_have_less_than_the_machine(machine):
     assert available_bytes() == 4_096_000
-
-
-def test_a_container_may_have_less(machine):
     (machine / "sys/fs/cgroup/memory.max").write_text("5000000\n")
     assert available_bytes() == 2_000_000
     (machine / "sys/fs/cgroup/memory.max").write_text("1000000\n")
     assert available_bytes() == 0
 
 
-@pytest.mark.parametrize(
-    ("line", "group", "limit", "usage"),
-    [
-        ("0::/slurm/job_7/step_0/task_0", "", "memory.max", "memory.current"),
-        ("4:cpu,memory:/slurm/job_7/step_0/task_0", "memory/", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ],
+cgroups = pytest.mark.parametrize(
+    ("group", "limit", "usage"),
+    [("", "memory.max", "memory.current"), ("memory/", "memory.limit_in_bytes", "memory.usage_in_bytes")],
+    ids=["version 2", "version 1"],
 )
-def test_a_job_may_have_less(machine, line, group, limit, usage):
+
+
+@cgroups
+def test_a_job_may_have_less(machine, group, limit, usage):
     """A scheduler limits a job of a machine by a control group somewhere above the process's own."""
     (machine / "proc/self").mkdir()
-    (machine / "proc/self/cgroup").write_text(f"1:name=systemd:/slurm\n{line}\n")
+    number = "4:cpu,memory" if group else "0:"
+    (machine / "proc/self/cgroup").write_text(f"1:name=systemd:/slurm\n{number}:/slurm/job_7/step_0/task_0\n")
     for place, most in (("slurm/job_7", "900000"), ("slurm/job_7/step_0", "max"), ("slurm/job_8", "500000")):
         folder = machine / "sys/fs/cgroup" / group / place
         folder.mkdir(parents=True)
@@ -49,19 +48,17 @@ def test_a_job_may_have_less(machine, line, group, limit, usage):
     assert available_bytes() == 700_000
 
 
-@pytest.mark.parametrize(
-    ("group", "limit", "usage", "prefix"),
-    [("", "memory.max", "memory.current", ""), ("memory/", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")],
-)
-def test_files_that_a_container_has_read_do_not_fill_it(machine, group, limit, usage, prefix):
+@cgroups
+def test_files_that_a_container_has_read_do_not_fill_it(machine, group, limit, usage):
     """Their memory is given up when a program asks for it."""
+    prefix = "total_" if group else ""
     parts = f"anon 500000\n{prefix}active_file 1500000\n{prefix}inactive_file 2500000\nslab 100000\n"
+    folder = machine / "sys/fs/cgroup" / group
+    folder.mkdir(exist_ok=True)
     for name, text in {limit: "5000000", usage: "4600000", "memory.stat": parts}.items():
-        file = machine / "sys/fs/cgroup" / group / name
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(f"{text.rstrip()}\n")
+        (folder / name).write_text(text)
     assert available_bytes() == 4_096_000  # the machine's; the container would have 4 400 000
-    (machine / "sys/fs/cgroup" / group / limit).write_text("4500000\n")
+    (folder / limit).write_text("4500000\n")
     assert available_bytes() == 3_900_000
 
 

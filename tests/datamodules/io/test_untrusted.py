@@ -98,12 +98,3 @@ def test_labels_are_looked_at_before_their_type_is_changed(label, tmp_path):
     np.savez(tmp_path / "x.npz", train_images=images, train_labels=labels)
     with pytest.raises(BenchError, match=str(label)):
         Npz(data_dir=str(tmp_path), file="x.npz").read()
-
-
-def test_halves_are_no_classes(tmp_path):
-    """They would be rounded."""
-    texts = {f"{part}_texts": list("abcd") for part in ("train", "test")}
-    labels = {f"{part}_labels": np.arange(4) + 0.5 for part in ("train", "test")}
-    np.savez(tmp_path / "ag_news.npz", **texts, **labels, class_names=["World", "Sports", "Business", "Sci/Tech"])
-    with pytest.raises(DataError, match="float64"):
-        AGNews(data_dir=str(tmp_path), encoder="minilm").read()

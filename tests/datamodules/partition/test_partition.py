@@ -6,9 +6,9 @@ import pytest
 from numpy.random import RandomState
 
 from datamodules.common.errors import DataError
-from datamodules.partition.partition import Partition, unlabelled_sets
+from datamodules.partition.partition import Partition, labelled_sets, unlabelled_sets
 from datamodules.partition.split import labelled_pool
-from label_pools import drawn
+from label_pools import drawn, lists
 
 small_labels = np.arange(120) % 4
 
@@ -17,24 +17,11 @@ def spread(seed, **options):
     return drawn(small_labels, 3, seed, scenario="all_clients", partition="iid", **options)
 
 
-def small():
-    return spread(0, num_labels=24)
-
-
 def test_hash_is_the_sha256_of_lengths_and_values():
     tiny = Partition(([0, 2], []), ([], [3, 1]), [], [1, 3])
     numbers = [2, *(2, 0, 2), 0, 0, *(2, 3, 1), 0, *(2, 1, 3)]
     content = b"fssl-bench partition 1" + struct.pack(f"<{len(numbers)}q", *numbers)
     assert tiny.hash == hashlib.sha256(content).hexdigest()
-
-
-def test_positions_are_read_only_copies():
-    source = np.array([0, 1])
-    partition = Partition((source,), ([],), [], [])
-    source[0] = 7
-    assert partition.labelled[0].tolist() == [0, 1] and partition.unlabelled[0].dtype == np.int64
-    with pytest.raises(ValueError, match="read-only"):
-        partition.labelled[0][0] = 5
 
 
 def test_histogram_of_both_roles():
@@ -46,15 +33,6 @@ def test_histogram_of_both_roles():
 
 
 # --- labelled samples among the unlabelled ones
-
-
-def test_unlabelled_sets_begin_with_the_labelled_samples():
-    partition = small()
-    assert [s.tolist() for s in unlabelled_sets(partition)] == [s.tolist() for s in partition.unlabelled]
-    for own, labelled, joint in zip(
-        partition.unlabelled, partition.labelled, unlabelled_sets(partition, "labelled"), strict=True
-    ):
-        assert joint.tolist() == [*labelled, *own]
 
 
 def test_unlabelled_sets_by_the_released_index():
@@ -74,3 +52,23 @@ def test_the_released_index_needs_a_labelled_pool():
         lacking = spread(3, **options)
         with pytest.raises(DataError, match=r"labelled pool.*num_labels.*union_mode"):
             unlabelled_sets(lacking, "code_index")
+
+
+# --- labelled samples that a client has twice
+
+
+def test_released_clients_have_their_second_class_twice():
+    """If the first two classes have as many labels each, and not as many images: about three in four clients."""
+    labels = RandomState(0).permutation(np.repeat(np.arange(10), 5000))  # as many as CIFAR-10's
+    part = drawn(labels, 100, 0, scenario="all_clients", labels_per_class=5, beta=0.5)
+    twice = 0
+    counts, all_counts = (part.histogram(labels, 10, role) for role in ("labelled", "all"))
+    for k, found in enumerate(labelled_sets(part, labels, "second_class")):
+        first, second = np.flatnonzero(all_counts[k])[:2]
+        repeats = counts[k, first] == counts[k, second] and all_counts[k, first] != all_counts[k, second]
+        again = part.labelled[k][labels[part.labelled[k]] == second] if repeats else []
+        assert found.tolist() == [*part.labelled[k], *again]
+        twice += bool(repeats)
+    assert 60 <= twice <= 90
+    one = Partition(([0],), ([2, 4],), [], [2, 4])
+    assert lists(labelled_sets(one, [3, 0, 3, 0, 3], "second_class")) == [[0]]  # no second class

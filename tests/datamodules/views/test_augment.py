@@ -6,7 +6,6 @@ import torch
 from PIL import Image, ImageOps
 from torchvision.transforms.functional import normalize, to_tensor
 
-from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.views import augment
 from datamodules.views.augment import Cutout, Geometry, View, resize
 
@@ -102,16 +101,3 @@ def test_cutout_follows_the_scalar_rule():
         assert torch.equal(result, expected)
     assert {min(rows), max(rows), min(columns), max(columns)} == {0, 31}
     assert cut.is_contiguous(memory_format=torch.channels_last)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda: Geometry(side=30, crop=32), ConfigError, r"enlarge to at least .* \(data\.zoom\)"),
-        (lambda: Geometry().prepare(torch.zeros(2, 4, 4, 3)), DataError, r"^expected 8-bit images"),
-        (lambda: Geometry(crop=4)(noise(2, 4, 4, 3), torch.tensor([0]), None), RunError, "torch.Generator"),
-    ],
-)
-def test_bad_input_is_named(make, error, words):
-    with pytest.raises(error, match=words):
-        make()

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from datamodules.common.errors import ConfigError
 from datamodules.digits import Digits
-from datamodules.views.checks import check_memory, layout_bytes
+from datamodules.views import checks
 
 
 @pytest.mark.parametrize("part", ["train_images", "test_images"])
@@ -32,17 +33,15 @@ def test_a_border_leads_to_the_networks_side_in_training_and_in_tests():
         SmallTests(border=4, side=40).setup()
 
 
-def test_images_take_the_bytes_of_the_largest_view():
-    """Training images enlarged to 40 x 40, test images at 32 x 32, three channels each."""
-    data = Digits()
-    arrays = data.read()
-    assert layout_bytes(arrays, data.views) == (1437 * 40 * 40 + 360 * 32 * 32) * 3
-
-
-def test_images_that_do_not_fit_into_memory():
-    check_memory("digits", 10**9, 2 * 10**9, processes=2)
-    check_memory("digits", 10**9, None, processes=2)
-    with pytest.raises(ConfigError, match=r"digits: the images would take 1 GB of memory, and 0\.9 GB are"):
-        check_memory("digits", 10**9, 9 * 10**8)
-    with pytest.raises(ConfigError, match=r" in each of 3 processes, .*or fewer --devices"):
-        check_memory("digits", 10**9, 2 * 10**9, processes=3)
+def test_images_that_do_not_fit_into_memory(monkeypatch):
+    """Training images enlarged to 40 x 40 pixels, test images of 32 x 32, in three channels, in each process."""
+    needed, data = (1437 * 40 * 40 + 360 * 32 * 32) * 3, Digits()
+    monkeypatch.setattr(checks, "available_bytes", lambda device: needed - 1)
+    with pytest.raises(ConfigError, match=r"Digits: the images would take 0\.008 GB of memory, and 0\.008 GB are free"):
+        data.setup()
+    monkeypatch.setattr(checks, "available_bytes", lambda device: needed)
+    data.place(torch.device("cpu"), processes=2)
+    with pytest.raises(ConfigError, match=r" in each of 2 processes, .*or fewer --devices"):
+        data.setup()
+    data.place(torch.device("cpu"))
+    data.setup()
