@@ -206,11 +206,22 @@ def test_mnist_files(tmp_path, monkeypatch, cls, folder, compress):
     assert arrays.test_images.shape == (3, 28, 28, 1) and arrays.train_images.flags.writeable
     assert arrays.class_names[9] == {"MNIST": "9", "FashionMNIST": "Ankle boot"}[folder]
     assert arrays.sha256 == {file.name: digest(file) for file in files}
-    damaged, *intact = files
+    *intact, damaged = files
     damaged.write_bytes(damaged.read_bytes()[:-2] if compress else b"\0\0\1\3" * 9)
     with pytest.raises(DataError, match=rf"a file in {damaged.parent} is damaged .*: {damaged.name}: ") as info:
         reading(cls, tmp_path)
     assert not any(file.name in str(info.value) for file in intact)
+
+
+def test_the_digests_are_those_of_the_published_files():
+    """Entered twice: with a wrong digit in one, the real files were refused."""
+    published = {
+        "train-images-idx3": "6bbc9ace898e44ae57da46a324031adb",
+        "train-labels-idx1": "a25bea736e30d166cdddb491f175f624",
+        "t10k-images-idx3": "2646ac647ad5339dbf082846283269ea",
+        "t10k-labels-idx1": "27ae3e4e09519cfbb04c329615203637",
+    }
+    assert published == mnist.MD5
 
 
 # --- download
