@@ -18,10 +18,6 @@ SMALL = {
 """Options that make networks small, for tests that do not need all their channels."""
 
 
-def count(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
 def small(name: str, num_classes: int, **options) -> nn.Module:
     return build(name, num_classes, **SMALL.get(name, {}), **options)
 
@@ -45,7 +41,7 @@ def small(name: str, num_classes: int, **options) -> nn.Module:
 def test_sizes_are_the_published_ones(name, classes, options, parameters, tensors, state, feature_dim):
     with torch.device("meta"):
         model = build(name, classes, **options)
-    assert count(model) == parameters
+    assert sum(p.numel() for p in model.parameters()) == parameters
     assert len(list(model.parameters())) == tensors
     assert len(model.state_dict()) == state
     assert model.feature_dim == feature_dim

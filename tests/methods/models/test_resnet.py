@@ -159,7 +159,7 @@ def test_it_is_the_published_chain_of_layers():
 
 def test_it_starts_from_a_cut_normal_law_of_variance_one_over_fan_in():
     torch.manual_seed(0)
-    for weight in build("resnet9_plain", 10).parameters():
+    for weight in build("resnet9_plain", 10, width=16).parameters():
         scaled = weight.detach() * weight[0].numel() ** 0.5
         assert float(scaled.var()) == pytest.approx(1.0, rel=4 / weight.numel() ** 0.5)
         assert float(scaled.abs().max()) < 2 / 0.8796

@@ -111,7 +111,7 @@ def test_static_statistics_are_measured_sent_used_and_never_trained() -> None:
     that a prediction does not depend on its batch, and returns them unchanged.
     """
     torch.manual_seed(0)
-    network = models.build("wrn28_2", 10, image_size=16, depth=10, width=1)
+    network = models.build("wrn28_2", 10, image_size=16, depth=8, width=1)
     method = FL2(network, server_pretrain=1, server_epochs=1, local_epochs=1)
     data = few_in("server", side=16)
     federation = Federation(method, data, data.roster(0), plain_fabric(), rounds=1, seed=0)

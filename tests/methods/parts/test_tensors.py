@@ -10,13 +10,7 @@ from torch import Tensor
 from federations import make_method
 from golden_files import close, load
 from methods.feddb import app_u_momentum
-from methods.parts.tensors import (
-    app_u,
-    ema_decay,
-    ema_update,
-    exponential_ramp,
-    wide,
-)
+from methods.parts.tensors import app_u, ema_decay, ema_update, exponential_ramp, wide
 
 
 def test_wide_never_narrows() -> None:
