@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.federation.loop import Federation
-from benchmark.federation.site import Sent
+from benchmark.federation.site import LocalSite, Sent
 from datamodules.base import Scenario
 from datamodules.digits import Digits
 from federations import few_in, fit_on, images, plain_fabric, site_of
@@ -307,3 +307,10 @@ def test_bytes_of_sparse_updates() -> None:
     assert [sparse_bytes({name: mask}, values) for name, mask in masks.items()] == [0, 3 * 8 + 3, 20 * 2]
     assert sparse_bytes(masks, values) == 3 * 8 + 3 + 20 * 2
     assert sparse_bytes({}, {}) == 0
+
+
+def test_a_method_lets_go_of_its_site_after_a_visit() -> None:
+    run = federation(method())
+    run.run_visits(run.visits(0)[:1])
+    kept = {**vars(run.method), **vars(run.method._engine)}
+    assert not [name for name, value in kept.items() if isinstance(value, LocalSite)]

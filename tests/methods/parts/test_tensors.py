@@ -10,13 +10,18 @@ from torch import Tensor
 from federations import make_method
 from golden_files import close, load
 from methods.feddb import app_u_momentum
-from methods.parts.tensors import app_u, ema_decay, ema_update, exponential_ramp, wide
+from methods.parts.tensors import app_u, ema_decay, ema_update, exponential_ramp, smoothed_divergence, wide
 
 
 def test_wide_never_narrows() -> None:
     for given in (torch.bfloat16, torch.float16, torch.float32):
         assert wide(torch.ones(2, dtype=given)).dtype == torch.float32
     assert wide(torch.ones(2, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_a_divergence_from_what_is_certain_of_another_class_is_finite() -> None:
+    found = smoothed_divergence(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1000.0]]))
+    assert found.item() == pytest.approx(23.026, abs=1e-3)
 
 
 def test_ramp() -> None:
