@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.config import Run, from_dict
-from benchmark.registry import KINDS, own_names
 from datamodules.common.errors import ConfigError
 from datamodules.common.yaml import read_yaml
 from federations import few_data, make_method, sums_of
@@ -56,15 +55,6 @@ def test_what_is_logged_lies_where_the_method_computes() -> None:
     assert {part.device.type for parts in sums.values() for part in parts} == {"meta"}
 
 
-def test_logged_numbers_are_weighted_means() -> None:
-    """By ``batch_size``, as in Lightning."""
-    method = make_method(Plain)
-    sums_of(method)
-    for value, size in ((1.0, 1), (4.0, 2)):
-        method.log("number", value, batch_size=size)
-    assert float(method.tallied("number")) == pytest.approx(3.0)
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_trainer_in_half_precision_is_refused() -> None:
     """As by a federation: scaled gradients would be clipped as if they were not."""
@@ -76,23 +66,10 @@ def test_a_trainer_in_half_precision_is_refused() -> None:
         trainer.fit(make_method(Plain), datamodule=few_data(1))
 
 
-@pytest.mark.parametrize("name", own_names(KINDS["method"]))
-def test_no_second_rate_follows_the_first(name: str) -> None:
-    """Who tunes ``lr`` tunes ``lr`` alone: ``lr_*`` and ``*_lr`` keep their papers' values."""
-    plain, tuned = make_method(name), make_method(name, lr=0.0123)
-    assert tuned.hparams.lr == 0.0123
-    second = [key for key in plain.hparams if key.endswith("_lr") or (key.startswith("lr_") and key != "lr_schedule")]
-    assert {key: tuned.hparams[key] for key in second} == {key: plain.hparams[key] for key in second}
-
-
-RECORDS = Path(__file__).parents[2] / "results" / "runs"
-
-
 def test_committed_configurations_still_name_the_same_runs() -> None:
     """Also those with arguments that a class has lost since, at the values that all of them have."""
-    found = {}
-    for file in RECORDS.glob("*/config.yaml"):
-        found[file.parent.name.split("-")[0]] = file
+    files = (Path(__file__).parents[2] / "results" / "runs").glob("*/config.yaml")
+    found = {file.parent.name.split("-")[0]: file for file in files}
     assert len(found) > 15
     for file in found.values():
         assert file.parent.name.endswith(Run.of(from_dict(read_yaml(file))).id)

@@ -1,12 +1,10 @@
-"""FixMatch at clients: who labels, what that changes, and the rows that are this method, too."""
+"""FixMatch at clients: a visit against plain torch."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from federations import contract_federation, visited
-
-SURE, UNSURE = [6.0, 0.0, 0.0], [0.0, 1.0, 0.0]
 
 
 def test_a_visit_is_what_plain_torch_computes() -> None:

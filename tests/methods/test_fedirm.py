@@ -23,7 +23,6 @@ def views(count: int = 12, seed: int = 0) -> dict[str, Tensor]:
 def unlabelled(round: int = 37, **args: Any) -> FedIRM:
     """A method at an unlabelled client, whose relation target is not uniform."""
     method = make_method("fedirm", **args)
-    assert isinstance(method, FedIRM)
     method.visit = Visit(round=round, client=1, labelled=False)
     g = torch.Generator().manual_seed(5)
     method.load_tensors({"relation": torch.randn(10, 10, generator=g).softmax(dim=1)})

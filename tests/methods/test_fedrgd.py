@@ -1,27 +1,15 @@
-"""FedRGD: bridges and slots over rounds, its step-wise loss, and its place among FixMatch variants."""
+"""FedRGD: bridges and slots over rounds."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from datamodules.digits import Digits
-from federations import SIDE, FewDigits, make_method
+from datamodules.partition.roster import Roster
+from federations import make_method
 from methods.base import Upload, Visit
 from methods.fedrgd import FedRGD
 
-
-def data_of(clients: int = 7) -> Digits:
-    """A few digits with labels at all clients."""
-    data = FewDigits(
-        scenario="all_clients",
-        num_clients=clients,
-        partition="iid",
-        num_labels=70,
-        pipeline="randaugment_levels",
-        side=SIDE,
-    )
-    data.setup()
-    return data
+ROSTER = Roster(7, tuple(range(7)), participants=6)
 
 
 def filled(method: FedRGD, value: float) -> dict[str, Tensor]:
@@ -32,9 +20,7 @@ def filled(method: FedRGD, value: float) -> dict[str, Tensor]:
 def test_slots_over_two_rounds() -> None:
     """Group means stay in the group's places, the bridges hold the global mean, clients take what their place holds."""
     method = make_method("fedrgd")
-    assert isinstance(method, FedRGD)
-    roster = data_of().roster(0, 6)
-    groups = method.select_clients(0, roster)
+    groups = method.select_clients(0, ROSTER)
     values = {client: float(10**g + place) for g, group in enumerate(groups) for place, client in enumerate(group)}
     visits = [Visit(client=c, cohort=g, size=1) for g, group in enumerate(groups) for c in group]
     uploads = [Upload(v, filled(method, values[v.client]), 1.0) for v in visits]
@@ -43,7 +29,7 @@ def test_slots_over_two_rounds() -> None:
     first = method.names("shared")[0]
     server = method.tensors("shared", "server")
     assert float(server[first].flatten()[0]) == pytest.approx(sum(means) / 2)
-    following = method.select_clients(1, roster)
+    following = method.select_clients(1, ROSTER)
     for g, group in enumerate(following):
         for place, client in enumerate(group):
             sent = method.broadcast(server, Visit(round=1, client=client, cohort=g))
@@ -55,7 +41,7 @@ def test_slots_over_two_rounds() -> None:
 def test_a_group_without_uploads_keeps_its_model() -> None:
     """The slots of a group whose clients return nothing stay as they were; the global model is the other group's."""
     method = make_method("fedrgd")
-    groups = method.select_clients(0, data_of().roster(0, 6))
+    groups = method.select_clients(0, ROSTER)
     before = method.tensors("server")
     method.aggregate([Upload(Visit(client=groups[1][0], cohort=1), filled(method, 5.0), 1.0)])
     after = method.tensors("server", "shared")

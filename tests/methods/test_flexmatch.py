@@ -1,4 +1,4 @@
-"""FlexMatch: thresholds against its authors' code, how they move, and a status that stays with its client."""
+"""FlexMatch: thresholds against its authors' code, how they move, and what the ablation forgets."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from allclients_visits import Toy, precise
-from federations import rounds_until, run_rows, small_contract
+from federations import run_rows, small_contract
 from golden_files import load
 from methods.ablations.flexmatch import Forgetful
 from methods.flexmatch import FlexMatch, flexible, learning_status
@@ -33,7 +33,9 @@ def test_released_thresholds(case: dict[str, Any]) -> None:
 def test_released_sequence(case: dict[str, Any]) -> None:
     """Masks, what every image was last surely taken for, and how far the classes are learnt, batch by batch."""
     given = case["inputs"]
-    method = client(given["unlabelled_images"], given["classes"], given["p_cutoff"])
+    images = given["unlabelled_images"]
+    method = FlexMatch(Toy(), num_classes=given["classes"], num_images=images, threshold=given["p_cutoff"])
+    method.unlabelled = images
     for step, out in zip(given["steps"], case["outputs"], strict=True):
         targets, mask = method.targets({"index": torch.tensor(step["idx"])}, precise(step["logits"]).softmax(dim=1))
         assert mask.tolist() == [bool(m) for m in out["mask"]]
@@ -42,26 +44,8 @@ def test_released_sequence(case: dict[str, Any]) -> None:
         torch.testing.assert_close(method.beta.double(), precise(out["classwise_acc_after"]), **CLOSE)
 
 
-def client(images: int, classes: int = 3, threshold: float = 0.95) -> FlexMatch:
-    """FlexMatch as a client that holds all images."""
-    method = FlexMatch(Toy(), num_classes=classes, num_images=images, threshold=threshold)
-    method.unlabelled = images
-    return method
-
-
-def test_the_status_stays_with_its_client_alone() -> None:
-    """A client knows of its own images only, and in the next round still does; the ablation forgets."""
-    run = small_contract("flexmatch", threshold=0.6)
-    usual = rounds_until(run, 1)
-    before = {client: state.tensors["status"].clone() for client, state in run.clients.items()}
-    for client_id, status in before.items():
-        own = run.data.client(client_id).unlabelled
-        assert set(torch.nonzero(status >= 0).flatten().tolist()) <= set(own.tolist())
-        assert bool((status >= 0).any())
-        assert float(run.clients[client_id].tensors["beta"].max()) > 0
-    usual += rounds_until(run, 2)
-    assert all(bool((run.clients[k].tensors["status"][old >= 0] >= 0).all()) for k, old in before.items())
-    forgetful = small_contract(Forgetful, threshold=0.6)
-    rows = run_rows(forgetful)
-    assert all(not state.tensors for state in forgetful.clients.values())
-    assert rows[0] == usual[0] and rows[-1] != usual[-1]
+def test_the_ablation_forgets_between_visits() -> None:
+    """Its first round is that of the method, the second is not."""
+    usual, forgetful = (run_rows(small_contract(method, threshold=0.6)) for method in (FlexMatch, Forgetful))
+    assert forgetful[0] == usual[0]
+    assert forgetful[1] != usual[1]

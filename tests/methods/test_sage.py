@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from allclients_visits import Toy, arguments, own_name, precise, visits
 from federations import make_method
@@ -15,19 +14,14 @@ from methods.sage import SAGE, soft_correction
 TARGETS, UPDATE = load("allclients/sage_targets"), load("allclients/sage_update")
 
 
-def corrected(local: Tensor, received: Tensor, **args: Any) -> tuple[Tensor, Tensor]:
-    """Targets and mask of images with these logits of the two models."""
-    method = make_method("sage", **args)
-    method.received_predicts = lambda x: x.softmax(dim=1)
-    return method.targets({"weak": received}, local.softmax(dim=1))
-
-
 @pytest.mark.parametrize("case", TARGETS["cases"])
 def test_released_targets(case: dict[str, Any]) -> None:
     """Targets, masks, losses, and gradients at the logits."""
     given, out = case["inputs"], case["outputs"]
     weak, received = precise(given["weak_local_logits"]), precise(given["weak_global_logits"])
-    targets, mask = corrected(weak, received, threshold=given["threshold"])
+    method = make_method("sage", threshold=given["threshold"])
+    method.received_predicts = lambda x: x.softmax(dim=1)
+    targets, mask = method.targets({"weak": received}, weak.softmax(dim=1))
     close = {"rtol": 0.0, "atol": TARGETS["tolerance"]}
     torch.testing.assert_close(targets + 1e-10, precise(out["target_plus_1e_10"]), **close)
     assert mask.tolist() == [bool(m) for m in out["mask_valid"]]

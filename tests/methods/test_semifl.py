@@ -20,7 +20,6 @@ def site_and_method(cls: type[SemiFL] = SemiFL, **args: Any) -> tuple[SemiFL, Lo
     """A method, client 0, and made-up predictions on its images, of which the first 60 % are confident."""
     federation = make_federation(cls, few_in("server"), **args)
     method, site = federation.method, site_of(federation)
-    assert isinstance(method, SemiFL)
     count, g = len(site.data.unlabelled), torch.Generator().manual_seed(0)
     probabilities = torch.rand(count, 10, generator=g).softmax(dim=1)
     sure = F.one_hot(probabilities.argmax(dim=1), 10) * 0.9 + 0.01
@@ -50,8 +49,6 @@ def test_fix_and_mix_sets(cls: type[SemiFL]) -> None:
     sure = probabilities.amax(dim=1) >= 0.9
     assert torch.equal(fix.index, everyone[sure])
     assert len(mix) == len(fix) == int(sure.sum())
-    assert (dict(fix.views), dict(mix.views)) == ({"weak": "weak", "strong": "strong"}, {"weak": "weak"})
-    assert (fix.batch_size, mix.batch_size) == (10, 10)
     labels = dict(zip(everyone.tolist(), probabilities.argmax(dim=1).tolist(), strict=True))
     for pairs in epochs_of(method, site, probabilities, 3):
         images, partners = [pair[0] for pair in pairs], [pair[2] for pair in pairs]
@@ -73,19 +70,15 @@ def test_confident_partners_are_drawn_once_per_visit() -> None:
 
 
 def test_one_lambda_per_step_of_a_visit() -> None:
-    """Every step of every local epoch has its own, in the order of the visit's stream; without a mix set none."""
+    """Every step of every local epoch has its own, in the order of the visit's stream."""
     federation = make_federation("semifl", few_in("server"), threshold=0.0, local_epochs=2)
     method, seen = federation.method, []
-    assert isinstance(method, SemiFL)
-    assert "lam_now" not in method.tensors("shared", "personal", "local", "server")
     method.on_train_batch_end = lambda *_: seen.append(float(method.lam))
     visit = federation.visits(0)[0]
     federation.run_visits([visit])
     assert len(seen) == 2 * -(-visit.size // 10)
     expected = np.random.default_rng(site_of(federation, visit).generator("order/mix_lambda").initial_seed())
     assert seen == [float(torch.tensor(expected.beta(0.75, 0.75))) for _ in seen]
-    method.on_train_batch_start({"labelled": {}}, 0)
-    assert float(method.lam) == seen[-1]
 
 
 @pytest.mark.parametrize(("cls", "present"), [(SemiFL, 0), (AsInFL2, 4)])
@@ -96,7 +89,5 @@ def test_clients_without_a_confident_image(cls: type[SemiFL], present: int) -> N
     uploads, _ = federation.run_visits(federation.visits(0))
     assert len(uploads) == present
     assert all(torch.equal(v, before[k]) for u in uploads for k, v in u.tensors.items())
-    row = federation.run_round(0)
-    assert row is not None
-    assert row["pseudo/selected"] == 0.0
+    assert federation.run_round(0)["pseudo/selected"] == 0.0
     assert all(torch.equal(v, before[k]) for k, v in federation.server.items())

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from methods.models import build
-from methods.models.cnn import conv_pool, pool
+from methods.models.cnn import conv_pool
 
 
 def test_it_starts_from_the_published_weights():
@@ -56,14 +56,6 @@ def test_head_dropout_sits_before_the_projection():
     torch.testing.assert_close(head(features), last.expand(5, 3))
 
 
-def test_pool_is_max_pool_with_and_without_gradients():
-    for side in (28, 9):
-        x = torch.randn(4, 6, side, side).to(memory_format=torch.channels_last).requires_grad_()
-        with torch.no_grad():
-            assert torch.equal(pool(x), F.max_pool2d(x, 2))
-        assert pool(x).requires_grad
-
-
 def grouped(x, groups):
     """Maps with mean 0 and variance 1 over each image's groups of channels."""
     parts = x.reshape(len(x), groups, -1)
@@ -85,16 +77,3 @@ def test_pooled_maps_are_normalised_within_an_image():
     h = (h.flatten(1) @ w["hidden.weight"].T + w["hidden.bias"]).relu()
     torch.testing.assert_close(model.features(x), h)
     torch.testing.assert_close(model(x), h @ w["head.weight"].T + w["head.bias"])
-
-
-def test_group_norm_keeps_no_statistics():
-    """An image's logits depend neither on its batch nor on what was seen before, in either mode."""
-    torch.manual_seed(3)
-    model = build("lenet", 10, 1, 28).double()
-    x = torch.rand(6, 1, 28, 28, dtype=torch.float64)
-    first = model.train()(x)
-    model(9 * x)
-    torch.testing.assert_close(model(x[2:3]), first[2:3])
-    torch.testing.assert_close(model.eval()(x), first)
-    assert not list(model.buffers())
-    assert len(list(build("lenet", 10, 1, 28, norm="running").buffers())) == 6

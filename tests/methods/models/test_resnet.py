@@ -13,13 +13,11 @@ from methods.models import build
 # --- ResNet-18
 
 
-def test_resnet_stems_keep_or_reduce_the_resolution():
-    x = torch.rand(1, 3, 32, 32)
-    for name, side in (("resnet18_cifar", 4), ("resnet18", 1)):
-        net = build(name, 3).eval().backbone
-        maps = net.layer4(net.layer3(net.layer2(net.layer1(net.maxpool(net.relu(net.bn1(net.conv1(x))))))))
-        assert maps.shape == (1, 512, side, side)
-        torch.testing.assert_close(net(x), maps.mean((2, 3)))
+def test_the_stem_for_small_images_keeps_the_resolution():
+    net, x = build("resnet18_cifar", 3).eval().backbone, torch.rand(1, 3, 32, 32)
+    maps = net.layer4(net.layer3(net.layer2(net.layer1(net.maxpool(net.relu(net.bn1(net.conv1(x))))))))
+    assert maps.shape == (1, 512, 4, 4)
+    torch.testing.assert_close(net(x), maps.mean((2, 3)))
 
 
 def test_stock_resnet_is_torchvisions_own():
@@ -67,7 +65,23 @@ def test_the_isic_network_has_the_released_initial_weights():
         assert bool((norm.weight == 1).all() and (norm.bias == 0).all())
 
 
-# --- ResNet-8
+# --- ResNet-8 and ResNet-9
+
+
+def fill(state, sines):
+    """Numbers of the reference networks: of kernels, of scales and statistics, and of biases."""
+    with torch.no_grad():
+        for k, (name, v) in enumerate((n, v) for n, v in state.items() if v.is_floating_point()):
+            kernel, scale, bias = sines(torch.arange(v.numel(), dtype=torch.float64), k)
+            if name.endswith("running_mean"):
+                value = 0.05 * scale
+            elif name.endswith("running_var"):
+                value = 1 + 0.5 * scale**2
+            elif v.ndim > 1:
+                value = kernel * math.sqrt(2 / v[0].numel())
+            else:
+                value = 0.1 * bias if name.endswith("bias") else 1 + 0.1 * scale
+            v.copy_(value.view(v.shape))
 
 
 def test_resnet8_matches_the_released_network():
@@ -77,19 +91,7 @@ def test_resnet8_matches_the_released_network():
     model = build("resnet8", 10).double()
     state = model.state_dict()
     assert [list(v.shape) for v in state.values()] == [shape for _, shape in case["inputs"]["state_dict_order"]]
-    floating = {k: v for k, v in state.items() if v.is_floating_point()}
-    with torch.no_grad():
-        for k, (name, v) in enumerate(floating.items()):
-            s = torch.sin(0.1 * torch.arange(1, v.numel() + 1, dtype=torch.float64) + k)
-            if name.endswith("running_mean"):
-                value = 0.05 * s
-            elif name.endswith("running_var"):
-                value = 1 + 0.5 * s**2
-            elif v.ndim > 1:
-                value = s * math.sqrt(2 / v[0].numel())
-            else:
-                value = 0.1 * s if name.endswith("bias") else 1 + 0.1 * s
-            v.copy_(value.view(v.shape))
+    fill(state, lambda i, k: (torch.sin(0.1 * (i + 1) + k),) * 3)
     x = torch.sin(0.01 * torch.arange(2 * 3 * 32 * 32, dtype=torch.float64)).view(2, 3, 32, 32)
 
     def check(tensor, name):
@@ -110,29 +112,13 @@ def test_resnet8_matches_the_released_network():
     assert norms == pytest.approx(list(out["grad_norms"].values()), rel=1e-6)
 
 
-# --- ResNet-9
-
-
 def test_resnet9_matches_the_released_network():
     data = load("feddure/resnet9")
     out = data["outputs"]
     model = build("resnet9", 10).double()
     state = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
     assert [list(v.shape) for v in state.values()] == [shape for _, shape in data["inputs"]["state_dict_order"]]
-    with torch.no_grad():
-        for j, (name, v) in enumerate(state.items()):
-            i = torch.arange(v.numel(), dtype=torch.float64)
-            if name.endswith("running_mean"):
-                value = 0.05 * torch.sin(i + j)
-            elif name.endswith("running_var"):
-                value = 1 + 0.5 * torch.sin(i + j) ** 2
-            elif v.ndim > 1:
-                value = torch.sin(0.7 * i + j) * math.sqrt(2 / v[0].numel())
-            elif name.endswith("bias"):
-                value = 0.1 * torch.cos(i + j)
-            else:
-                value = 1 + 0.1 * torch.sin(i + j)
-            v.copy_(value.view(v.shape))
+    fill(state, lambda i, k: (torch.sin(0.7 * i + k), torch.sin(i + k), torch.cos(i + k)))
     x = torch.sin(0.01 * torch.arange(2 * 3 * 32 * 32, dtype=torch.float64)).view(2, 3, 32, 32)
 
     def check(tensor, name):
@@ -173,7 +159,7 @@ def test_it_is_the_published_chain_of_layers():
 
 def test_it_starts_from_a_cut_normal_law_of_variance_one_over_fan_in():
     torch.manual_seed(0)
-    for weight in build("resnet9_plain", 10).parameters():
+    for weight in build("resnet9_plain", 10, width=16).parameters():
         scaled = weight.detach() * weight[0].numel() ** 0.5
         assert float(scaled.var()) == pytest.approx(1.0, rel=4 / weight.numel() ** 0.5)
         assert float(scaled.abs().max()) < 2 / 0.8796

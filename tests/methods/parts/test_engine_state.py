@@ -1,44 +1,8 @@
-"""Numbers that change between steps, sums of what a visit logs, and the columns they become."""
+"""Sums of what a visit logs, and the columns they become."""
 
 import torch
-from torch import Tensor
 
-from federations import make_method
-from methods.base import Batch, FedMethod
-from methods.parts.engine_state import StepNumber, Tally, own_column
-
-
-class Ramped(FedMethod):
-    """A loss with a weight that changes."""
-
-    weight = StepNumber(start=1.0)
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        return self.weight * self(batch["labelled"]["x"]).sum()
-
-
-class Twice(Ramped):
-    """A subclass with a number of its own."""
-
-    more = StepNumber()
-
-
-def test_an_assignment_changes_the_tensor_that_a_recorded_step_holds() -> None:
-    method = make_method(Ramped)
-    held = method.weight
-    assert held.item() == 1.0 and held.dim() == 0
-    method.weight = 0.1
-    assert method.weight is held and held == torch.tensor(0.1)
-
-
-def test_it_follows_the_module_and_is_no_state() -> None:
-    method = make_method(Twice)
-    method.more = 1 / 3
-    assert not any("weight_now" in name or "more_now" in name for name in method.state_dict())
-    method.more = 1 / 3
-    assert method.double().more.dtype == torch.float64
-    method.more = 1 / 3
-    assert method.more.item() == 1 / 3
+from methods.parts.engine_state import Tally, own_column
 
 
 def test_no_two_names_share_a_column() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from benchmark.federation.loop import Federation
 from datamodules.partition.sites import true_labels
-from federations import make_data, make_federation, make_method, plain_fabric, site_of
+from federations import few_in, make_data, make_federation, make_method, plain_fabric, site_of
 from golden_files import load
 from methods import models
 from methods.base import Upload, Visit
@@ -17,43 +17,21 @@ from methods.fl2 import FL2
 # --- labels
 
 
-def test_server_trains_and_keeps_its_momentum() -> None:
-    """Pre-training is the server's routine several times over: 10 calls of 5 epochs of 4 steps, one optimiser state."""
-    federation = make_federation("server_only", server_pretrain=2, rounds=1)
-    steps = []
-    federation.method.on_train_batch_end = lambda *args: steps.append(args[2])
+def test_pre_training_goes_on_in_the_first_round() -> None:
+    """It is the server's routine several times over, with one optimiser state, in other orders of the labels."""
+    federation = make_federation("server_only", server_pretrain=2, server_epochs=1, rounds=1)
+    steps: list[Tensor] = []
+    federation.method.on_train_batch_end = lambda *args: steps.append(args[1]["labelled"]["y"])
     federation.server_phase(0, first=True)
-    assert len(steps) == 2 * 5 * 4
-    momenta = [s["momentum_buffer"].clone() for s in federation.server_state[0]]
-    federation.run_round(0)
-    assert len(steps) == 3 * 5 * 4
-    after = [s["momentum_buffer"] for s in federation.server_state[0]]
-    assert any(not torch.equal(a, b) for a, b in zip(momenta, after, strict=True))
-
-
-def test_pre_training_and_the_first_server_step_see_other_batches() -> None:
-    """They are two visits of round 0."""
-    orders: dict[bool, list[Tensor]] = {}
-    federation = make_federation("server_only", server_pretrain=1, server_epochs=1)
-    method = federation.method
-    method.on_train_batch_end = lambda *args: orders.setdefault(method.visit.before_first_round, []).append(
-        args[1]["labelled"]["y"]
-    )
-    federation.server_phase(0, first=True)
+    assert len(steps) == 2 * 4
+    momenta = [state["momentum_buffer"].clone() for state in federation.server_state[0]]
     federation.server_phase(0)
-    first, second = (torch.cat(orders[k]) for k in (True, False))
-    assert torch.equal(first.sort().values, second.sort().values)
-    assert not torch.equal(first, second)
-
-
-def test_momentum_of_clients_is_reset_without_the_servers() -> None:
-    federation = make_federation("fixmatch", server_pretrain=1, server_epochs=1, reset_momentum=True, rounds=1)
-    federation.server_phase(0, first=True)
-    momenta = [s["momentum_buffer"].clone() for s in federation.server_state[0]]
-    federation.run_round(0)
-    after = [s["momentum_buffer"] for s in federation.server_state[0]]
+    assert len(steps) == 3 * 4
+    after = [state["momentum_buffer"] for state in federation.server_state[0]]
     assert any(not torch.equal(a, b) for a, b in zip(momenta, after, strict=True))
-    assert all(not state.optimizers for state in federation.clients.values())
+    first, last = torch.cat(steps[:4]), torch.cat(steps[8:])
+    assert torch.equal(first.sort().values, last.sort().values)
+    assert not torch.equal(first, last)
 
 
 # --- momentum
@@ -104,67 +82,54 @@ def test_released_aggregation(case: dict[str, Any]) -> None:
 # --- batch statistics
 
 
-def with_norm(**args: Any) -> Federation:
-    """(FL)2 around a small network with static batch norm."""
-    torch.manual_seed(0)
-    method, data = FL2(models.build("wrn28_2", 10, depth=10, width=1), **args), make_data("server")
-    return Federation(method, data, data.roster(0), plain_fabric(), rounds=1, seed=0)
-
-
-def sizes(**args: Any) -> list[int]:
-    """Lengths of the batches that norm statistics are measured on: 40 labels, a pool of 1397."""
-    method, data = make_method("semifl", **args), make_data("server")
-    method.select_clients(0, data.roster(0, participants=2))
-    return [len(x) for x in method.norm_batches(data)]
-
-
 def test_batches_of_the_norm_statistics() -> None:
-    """Tens of labelled images first, then the stored pool; scopes and one common stream."""
-    assert sizes() == [10] * 4 + [1397]
-    assert [len(x) for x in make_method("fl2").norm_batches(make_data("server"))] == sizes()
+    """Tens of labelled images first, then the pool, class by class as stored; scopes, and one stream in the data set's
+    order.
+    """
+    data = make_data("server")  # 40 labels, a pool of 1397
+
+    def batches(name: str = "semifl", **args: Any) -> list[Tensor]:
+        method = make_method(name, **args)
+        method.select_clients(0, data.roster(0, participants=2))
+        return list(method.norm_batches(data))
+
+    def sizes(**args: Any) -> list[int]:
+        return [len(batch) for batch in batches(**args)]
+
+    assert sizes() == sizes(name="fl2") == [10] * 4 + [1397]
     assert sizes(sbn_batch=1000) == [10] * 4 + [1000, 397]
     assert sizes(sbn_scope="active") == [349, 349]
     assert sizes(sbn_order="dataset", sbn_batch=250) == [250] * 5 + [187]
-
-
-def test_order_of_the_pool() -> None:
-    """Class by class as stored, or in the data set's order."""
-    data = make_data("server")
-
-    def order(**args: Any) -> Tensor:
-        return torch.cat(list(make_method("semifl", **args).norm_batches(data)))[40:]
-
-    stored = order()
+    stored = batches()[-1]
     classes = true_labels(data)[stored]
     assert torch.equal(classes, classes.sort().values)
-    assert torch.equal(order(sbn_order="dataset"), stored.sort().values)
+    assert torch.equal(batches(sbn_order="dataset")[0][40:], stored.sort().values)
 
 
-def test_static_statistics_are_measured_sent_and_never_trained() -> None:
-    """After the server's step the buffers are those of five batches; clients return them unchanged."""
-    federation = with_norm(server_pretrain=0, local_epochs=1)
+def test_static_statistics_are_measured_sent_used_and_never_trained() -> None:
+    """After the server's step the buffers are those of five batches; a client labels with them in evaluation mode, so
+    that a prediction does not depend on its batch, and returns them unchanged.
+    """
+    torch.manual_seed(0)
+    network = models.build("wrn28_2", 10, image_size=16, depth=8, width=1)
+    method = FL2(network, server_pretrain=1, server_epochs=1, local_epochs=1)
+    data = few_in("server", side=16)
+    federation = Federation(method, data, data.roster(0), plain_fabric(), rounds=1, seed=0)
     federation.server_phase(0, first=True)
-    buffers = {k: v.clone() for k, v in federation.server.items() if "running" in k or "tracked" in k}
-    assert {int(v) for k, v in buffers.items() if "tracked" in k and k.startswith("model")} == {5}
-    first = next(k for k in buffers if k.endswith("running_mean") and k.startswith("model"))
-    assert float(buffers[first].abs().sum()) > 0
-    uploads, _ = federation.run_visits(federation.visits(0)[:1])
-    for upload in uploads:
-        assert all(torch.equal(upload.tensors[k], v) for k, v in buffers.items() if k.startswith("model"))
-        assert any(not torch.equal(v, federation.server[k]) for k, v in upload.tensors.items())
+    of_model = {k: v.clone() for k, v in federation.server.items() if k.startswith("model")}
+    buffers = {k: v for k, v in of_model.items() if "running" in k or "tracked" in k}
+    assert {int(v) for k, v in buffers.items() if "tracked" in k} == {5}
+    assert all(bool(v.any()) for v in buffers.values())
 
+    (upload,), _ = federation.run_visits(federation.visits(0)[:1])
+    assert all(torch.equal(upload.tensors[k], v) for k, v in buffers.items())
+    assert any(not torch.equal(upload.tensors[k], v) for k, v in of_model.items())
 
-def test_pseudo_labels_come_from_the_stored_statistics() -> None:
-    """The labelling pass runs in evaluation mode: a prediction does not depend on its batch."""
-    federation = with_norm(server_pretrain=1)
-    federation.server_phase(0, first=True)
-    method, data = federation.method, federation.data
     method.load_tensors(federation.server)
     site = site_of(federation)
-    index = data.client(0).unlabelled[:8]
+    index = site.data.unlabelled[:8]
     views = torch.cat(list(site.views("weak", index)))
     together = method.probabilities(site, index)
-    assert not method.training
     with torch.no_grad():
         alone = torch.cat([method.predict(x[None]) for x in views])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
