@@ -1,10 +1,7 @@
 """Methods with one fault each, for ``test_bad_inputs``."""
 
-import sys
-
 import torch
 
-from methods.base import Pass, Stream
 from methods.fedavg import FedAvg
 
 WEIGHT = "model.conv1.weight"
@@ -61,17 +58,6 @@ class StepDetached(FedAvg):
         return super().training_step(batch, batch_idx).detach()
 
 
-class WorkNone(FedAvg):
-    def local_work(self, client):
-        return None
-
-
-class OthersImages(FedAvg):
-    def local_work(self, client):
-        places = torch.arange(len(client.data.labelled))
-        return [Pass({"labelled": Stream(places, 64, {"x": "weak"}, {"y": client.data.labels})})]
-
-
 class Idle(FedAvg):
     """Without a step, so that what is wrong comes at once."""
 
@@ -79,24 +65,9 @@ class Idle(FedAvg):
         return []
 
 
-class BoundAnew(Idle):
-    def __init__(self, model, **base):
-        super().__init__(model, **base)
-        self.register_buffer("count", torch.zeros(()))
-
-    def local_work(self, client):
-        self.count = self.count + 1
-        return []
-
-
 class OptimizerScope(Idle):
     def optimizer_scopes(self):
         return ["personnal"]
-
-
-class SelectsFlat(Idle):
-    def select_clients(self, round, roster):
-        return [0, 1]
 
 
 class SelectsUnknown(Idle):
@@ -114,11 +85,6 @@ class SendsShape(Idle):
         return {**super().broadcast(server, visit), WEIGHT: torch.zeros(1)}
 
 
-class UploadDict(Idle):
-    def make_upload(self, client):
-        return super().make_upload(client).tensors
-
-
 class UploadLacks(Idle):
     def make_upload(self, client):
         upload = super().make_upload(client)
@@ -131,18 +97,6 @@ class UploadWeight(Idle):
         upload = super().make_upload(client)
         upload.weight = -1.0
         return upload
-
-
-class UploadNaN(Idle):
-    def make_upload(self, client):
-        upload = super().make_upload(client)
-        upload.tensors[WEIGHT][0] = torch.nan
-        return upload
-
-
-class Exits(Idle):
-    def make_upload(self, client):
-        sys.exit(0)
 
 
 class AggregateShape(Idle):
