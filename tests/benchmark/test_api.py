@@ -87,17 +87,13 @@ def test_what_fit_does_not_know_is_refused(given, message):
 
 @pytest.mark.parametrize("more", [{}, {"results_dir": "out", "wandb": "off"}])
 def test_draws_and_threads_of_the_caller_stay_as_they_are(more):
-    before, draws = torch.get_num_threads(), []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        fit("fedavg", FEW, **{**OPTIONS, "rounds": 1, "seed": seed, "threads": before + 1}, **more)
-        draws.append(torch.rand(()))
-    after = torch.get_num_threads()
-    torch.set_num_threads(before)
-    assert after == before
-    for seed, draw in zip((1, 2), draws, strict=True):
-        torch.manual_seed(seed)
-        assert torch.rand(()) == draw
+    before = torch.get_num_threads()
+    torch.manual_seed(1)
+    next_draw = torch.rand(())
+    torch.manual_seed(1)
+    fit("fedavg", FEW, **{**OPTIONS, "rounds": 1, "threads": before + 1}, **more)
+    assert torch.get_num_threads() == before
+    assert torch.rand(()) == next_draw
 
 
 def test_a_busy_machine_gets_as_many_threads_as_cores_are_idle(here, machine, monkeypatch):
@@ -111,7 +107,7 @@ def test_a_busy_machine_gets_as_many_threads_as_cores_are_idle(here, machine, mo
             seen.append(torch.get_num_threads())
             return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
 
-    for running, own, used in ((3, 4, 2), (1, 4, 4), (1, 3, 3)):
+    for running, own, used in ((3, 4, 2), (1, 3, 3)):
         machine.write(proc__loadavg=f"0 0 0 {running}/100 4711")
         torch.set_num_threads(own)
         seen = []
@@ -120,9 +116,9 @@ def test_a_busy_machine_gets_as_many_threads_as_cores_are_idle(here, machine, mo
 
 
 def test_numbers_of_numpy_and_paths_are_taken(here):
-    taken = fit("fedavg", FEW, **{**OPTIONS, "seed": np.int64(5), "data_dir": here / "data"}).config
-    given = fit("fedavg", FEW, **{**OPTIONS, "data_dir": str(here / "data")}).config
-    assert taken == given and type(taken.seed) is int
+    taken = fit("fedavg", FEW, **{**OPTIONS, "rounds": 1, "seed": np.int64(5), "data_dir": here / "data"}).config
+    assert taken.seed == 5 and type(taken.seed) is int
+    assert taken.runtime.data_dir == str(here / "data")
 
 
 def test_rounds_under_the_names_of_a_suites_rows(here):

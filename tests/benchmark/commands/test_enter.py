@@ -47,70 +47,38 @@ def board(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """Where ``entered`` keeps what it has made, and what the command printed."""
-    return tmp_path_factory.mktemp("entered") / "board", []
-
-
-@pytest.fixture
-def entered(board, kept, capsys):
-    """The same after the method was entered, which is done once and copied; what was printed is printed again."""
-    folder, printed = kept
-    if printed:
-        shutil.copytree(folder, board, dirs_exist_ok=True)
-    else:
-        assert main(ENTER) == 0
-        shutil.copytree(board, folder, ignore=shutil.ignore_patterns("__pycache__"))
-        printed.append(capsys.readouterr().out)
-    print(printed[0])
-    return board
-
-
-def test_a_method_gets_its_row(entered, capsys):
+def test_a_method_gets_its_row_and_does_not_keep_it_when_it_is_edited(board, capsys, monkeypatch):
     """It is tuned, runs the setting's seeds beside the others, and is shown with them."""
-    board, out = entered, capsys.readouterr().out
+    assert main(ENTER) == 0
+    out = capsys.readouterr().out
     rows = [line.split("|")[1].strip() for line in out.splitlines() if "(3)" in line]
     assert sorted(rows) == ["Mine", "low", "mid"] and "One, A\n" in out and ", the best other row: " in out
-    suite = load("board-Mine-one.yaml")
-    (chosen,) = suite.tuned.own("quick").values()
+    (chosen,) = load("board-Mine-one.yaml").tuned.own("quick").values()
     assert len(chosen["tried"]) == len(chosen["trials"]) >= 3
-    assert len(list((board / "results" / "runs").iterdir())) == 9
+    seeds = sorted((board / "results/runs").glob("mine_of*"))
+    assert len(seeds) == 3 and len(list((board / "results/runs").iterdir())) == 9
     before = times(board)
     assert main(ENTER) == 0  # nothing is run twice
+    with run_lock(seeds[-1]):  # somebody works on a seed: nothing is deleted, and nothing tuned again
+        assert main([*ENTER, "--overwrite"]) == 2
+    assert f"{seeds[-1].name}: process" in capsys.readouterr().err
     assert times(board) == before
 
-
-def test_a_method_that_was_edited_does_not_keep_its_row(entered, capsys, monkeypatch):
-    """Neither trials nor seeds of the earlier code count; all of them are run again when asked, and no other row's."""
-    board = entered
     (board / "mine_of_a_stranger.py").write_text(f"{MINE}    more = 0.5\n")
     monkeypatch.delitem(sys.modules, "mine_of_a_stranger", raising=False)
-    capsys.readouterr()
-    for place in ("results/tuning/runs", "results/runs"):
+    for place in ("results/tuning/runs", "results/runs"):  # neither trials nor seeds of the earlier code count
         assert main(ENTER) == 2
         assert f"{place}/mine_of" in (said := capsys.readouterr().err) and "made by other code of mine_of" in said
         if "tuning" in place:
             for path in (board / place).glob("mine_of*"):
                 shutil.rmtree(path)
-    trials, seeds, others = "tuning/runs/mine_of*", "runs/mine_of*", "runs/fed*"
-    before = {pattern: times(board, pattern) for pattern in (trials, seeds, others)}
+    own, others = ("tuning/runs/mine_of*", "runs/mine_of*"), "runs/fed*"
+    before = {pattern: times(board, pattern) for pattern in (*own, others)}
     assert main([*ENTER, "--overwrite"]) == 0
-    for pattern in (trials, seeds):
+    for pattern in own:
         after = times(board, pattern)
         assert len(after) == len(before[pattern]) and not {*after.items()} & {*before[pattern].items()}
     assert times(board, others) == before[others]
-
-
-def test_overwrite_deletes_nothing_while_somebody_works_on_a_seed(entered, capsys):
-    """Seeds are looked at before anything is tuned again."""
-    board = entered
-    seeds = sorted((board / "results/runs").glob("mine_of*"))
-    before = times(board)
-    with run_lock(seeds[-1]):
-        assert main([*ENTER, "--overwrite"]) == 2
-    assert f"{seeds[-1].name}: process" in capsys.readouterr().err
-    assert times(board) == before
 
 
 REFUSED = {"--table two": "compares rows in one", "--rounds 3": "--rounds", "--data.beta 3": "--data.beta"}
