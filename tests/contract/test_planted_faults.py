@@ -98,7 +98,11 @@ FAULTS: dict[str, dict[type[FedMethod], str]] = {
         training.Steep: "16-mixed skips .* of a round's steps",
     },
 }
-PAIRS = [(fault, check, told) for check, faults in FAULTS.items() for fault, told in faults.items()]
+PAIRS = [
+    pytest.param(fault, check, told, id=f"{fault.__name__}-{check}")
+    for check, faults in FAULTS.items()
+    for fault, told in faults.items()
+]
 
 LEGITIMATE: list[tuple[type[FedMethod], str]] = [
     (sound.Quantised, "bytes_are_counted"),
@@ -124,9 +128,7 @@ def test_every_check_refuses_something() -> None:
     assert set(FAULTS) == set(CHECKS)
 
 
-@pytest.mark.parametrize(
-    ("fault", "check", "told"), PAIRS, ids=[f"{fault.__name__}-{check}" for fault, check, _ in PAIRS]
-)
+@pytest.mark.parametrize(("fault", "check", "told"), PAIRS)
 def test_a_planted_fault_is_refused(fault: type[FedMethod], check: str, told: str) -> None:
     """By the check that is for it, with an error that names the method and the cause."""
     with pytest.raises((AssertionError, RunError), match=rf"(?s){fault.__name__}.*{told}"):
