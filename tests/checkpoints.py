@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from benchmark.contract.attributes import same
 from benchmark.federation import checkpoint
 
 CLIENTS = "checkpoint.clients"
@@ -27,18 +28,8 @@ STATES = [made(number, (number, 0)) for number in range(4)]
 
 
 def equal(found, number):
-    expected = STATES[number]
-    return (
-        found is not None
-        and list(found) == list(expected)
-        and found["round"] == number
-        and torch.equal(found["w"], expected["w"])
-        and torch.equal(found["nested"]["a"][0][1], torch.tensor(number))
-        and [torch.equal(found["clients"][c][0]["own"], v[0]["own"]) for c, v in expected["clients"].items()]
-        == [True] * 2
-        and [found["clients"][c][1] for c in (0, 1)] == [[[{"step": number}]], [[{"step": 0}]]]
-        and found["memory"] == {7: {}}
-    )
+    """Whether this is the state after so many rounds; what had changed in a round may be kept in any form."""
+    return found is not None and same({**found, "changed": None}, {**STATES[number], "changed": None})
 
 
 class Runs:
@@ -62,8 +53,3 @@ def sealed(content, magic=checkpoint.MAGIC):
     """The file of a head whose checksum is right, whatever it holds."""
     body = saved(content)
     return magic + hashlib.sha256(body).digest() + body
-
-
-def head_of(path):
-    """The head of a checkpoint as it lies in its file."""
-    return torch.load(io.BytesIO(path.read_bytes()[len(checkpoint.MAGIC) + 32 :]), weights_only=True)

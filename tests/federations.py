@@ -1,6 +1,7 @@
 """Small federations on real digits, for tests: those of the contract, smaller data, plain methods, single visits."""
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -122,24 +123,17 @@ def trained(cls: type, **args: Any) -> Federation:
     return federation
 
 
-class Rows:
-    """Keeps the rows of a run without their timing."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def on_round_end(self, federation: Federation, row: dict[str, Any] | None) -> None:
-        """Collect."""
-        if row is not None:
-            self.rows.append({k: v for k, v in row.items() if k != "timing"})
-
-
 def run_rows(federation: Federation) -> list[dict[str, Any]]:
-    """Run to the end and return the rows."""
-    rows = Rows()
-    federation.callbacks = [*federation.callbacks, rows]
+    """Run to the end and return the rows without their timing."""
+    rows: list[dict[str, Any]] = []
+
+    def keep(_: Federation, row: dict[str, Any] | None) -> None:
+        if row is not None:
+            rows.append({name: value for name, value in row.items() if name != "timing"})
+
+    federation.callbacks = [*federation.callbacks, SimpleNamespace(on_round_end=keep)]
     federation.run()
-    return rows.rows
+    return rows
 
 
 def same_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:

@@ -2,15 +2,14 @@
 
 import inspect
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
-import torch
 
 from benchmark.config import from_dict
-from benchmark.registry import KINDS, ClassSpec, build, find_class, own_names, parameters
+from benchmark.registry import KINDS, find_class, own_names, parameters
 from benchmark.suites import suite
-from datamodules.common.errors import ConfigError
 from papers import load
 
 TUNED = {
@@ -41,6 +40,11 @@ NOT_IN_A_ROW = {"method": TUNED, "data": BY_USERS}
 
 
 @cache
+def named(path: str, slot: str) -> type:
+    return find_class(path, KINDS[slot])
+
+
+@cache
 def origin(cls: type, argument: str) -> type:
     """The base that brought an argument in; classes below it at most change its default."""
     declaring = [c for c in cls.__mro__ if argument in inspect.signature(vars(c).get("__init__", object)).parameters]
@@ -54,43 +58,34 @@ def default(cls: type, argument: str) -> Any:
     return next(known[argument].default for known in signatures if argument in known)
 
 
-def rows_that_set(slot: str) -> set[tuple[type, str]]:
+@pytest.fixture(scope="module")
+def rows() -> set[tuple[type, str]]:
     """Arguments to which some row gives another value than its default, each with the base that it comes from.
 
     Rows of all suites at all scales count, with what their tuning sets; a row of an ablation is one of its bases, too.
     """
     users: set[tuple[type, str]] = set()
-    named = cache(lambda path: find_class(path, KINDS[slot]))
     for paper in suite.available():
         loaded = load(paper)
         for scale, spec in loaded.spec.scales.items():
-            for row in (row for row in loaded.rows if not row.pending):
-                for last in (None, spec.tuning):
-                    given = getattr(from_dict(loaded.values(row, scale, last=last)), slot)
-                    cls, args = named(given.class_path), given.init_args.items()
+            trials = [None, spec.tuning] if spec.tuning else [None]
+            for row, last in product([row for row in loaded.rows if not row.pending], trials):
+                config = from_dict(loaded.values(row, scale, last=last))
+                for slot in KINDS:
+                    given = getattr(config, slot)
+                    cls, args = named(given.class_path, slot), given.init_args.items()
                     users |= {(origin(cls, name), name) for name, value in args if value != default(cls, name)}
     return users
 
 
 @pytest.mark.parametrize("slot", NOT_IN_A_ROW)
-def test_every_argument_has_a_user(slot: str) -> None:
+def test_every_argument_has_a_user(slot: str, rows: set[tuple[type, str]]) -> None:
     """A row of a suite sets it (a conflict of paper and code has such a row), or the lists above say who does."""
-    rows, kind = rows_that_set(slot), KINDS[slot]
-    classes = [find_class(name, kind) for name in own_names(kind)]
+    kind = KINDS[slot]
     nobody = {
         argument
-        for cls in classes
+        for cls in (named(name, slot) for name in own_names(kind))
         for argument in parameters(cls)
         if argument not in kind.supplied and (origin(cls, argument), argument) not in rows
     }
     assert nobody == set(NOT_IN_A_ROW[slot])
-
-
-def test_a_network_without_features_is_told_what_to_be() -> None:
-    """FedCon asks its network for the number of its features, which a network of torch alone does not know."""
-
-    class Bare(torch.nn.Sequential):
-        pass
-
-    with pytest.raises(ConfigError, match="feature_dim"):
-        build(ClassSpec("fedcon", {}), "method", model=Bare(torch.nn.Flatten(), torch.nn.Linear(3, 10)))

@@ -1,45 +1,53 @@
 """Every kind of bad input ends with one clear line, exit code 2, and nothing half-written."""
 
+import os
 import shlex
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from benchmark import cli
 from benchmark.runs.records import read_record
+from methods.base import LocalWork, Site, Upload
+from methods.fedavg import FedAvg
+from runs import planted
 from toy_suite import SUITE
 
 FIT = (
-    "fit --method fedavg --data federations.FewDigits --data.num_clients 3 --data.partition iid --rounds 1 --devices 1 "
+    "fit --data federations.FewDigits --data.num_clients 3 --data.partition iid --rounds 1 --devices 1 "
     "--threads 1 --accelerator cpu --wandb off"
 )
+RATES = ",".join(str(number / 1e4) for number in range(1, 501))
 COMMANDS = {
     "": "subcommand",
-    "fitt": "'fitt'",
-    "fit": "--method is missing; it is one of cbafed, ",
     "fit --method fedavg": "--data is missing; it is one of ag_news, ",
     "fit --method": "--method: expected one argument",
     "fit --method.lr --rounds 3": "--method.lr needs a value",
     "fit --method.help": "--method.help needs a value: cbafed, ",
     "fit --lr 0.1": "--method.NAME",
+    f"fit --method fedavg --data digits --model_args.width {'[' * 100_000}": "nested too deeply",
+    f"fit --method fedavg --data digits --model_args.width '{'- ' * 100_000}'": "nested too deeply",
+    f"fit --method fedavg --data digits --method.lr {RATES} --data.beta {RATES}": "a grid of 250,000 runs",
     "describe --data digits --data.partition_file no.json": "partition file no.json",
+    "describe --data digits --seed 5": "--seed 5: has no effect, since data.partition_seed is 1337; add --data.",
+    "describe --data digits --seed -1 --data.partition_seed null": "run_seed=-1",
+    "describe --data digits --export /nonexistent/x": "No such file or directory; is the folder there",
     "fit --suite toy.yaml": "--suite PAPER --row",
     "fit --suite toy.yaml --row 1/A/lo --scale quick": "did you mean '1/A/low'?",
-    "fit --suite toy.yaml --row 1/A/low --config a.yaml": "--config FILE, or from --suite",
     "fit --suite rscfed --row 4/SVHN/rscfed": "name one of 4/SVHN/rscfed/labelled=1/unlabelled=4, ",
     "fit --config missing.yaml": "--config missing.yaml: No such file",
-    "status": "--paper",
-    "table --paper rscfet": "did you mean 'rscfed'?",
-    "table --paper toy.yaml --scale papr": "unknown scale 'papr'",
+    "fit --config pipe.yaml": "pipe.yaml: it is not a regular file",
+    "status --paper pipe.yaml": "pipe.yaml: it is not a regular file",
     "table --paper toy.yaml --tables 9": "unknown table '9'",
     "table --paper toy.yaml --seeds a,b": "--seeds a,b: write numbers",
     "table --paper toy.yaml --only ,": "--only ,: there is nothing",
-    "table --paper toy.yaml --jobs 0": "--jobs is 0",
     "table --paper toy.yaml --method.lr 1": "table takes no --method.lr",
     "tune --paper rscfed": "no entry `tuning`",
-    "admit --paper rscfed": "no entry `admission`",
     "plot nowhere": "there is no run at nowhere",
-    "verify runs/none runs/other": "there is no run at runs/none",
     "list foo": "what foo: expected methods or data",
 }
 OPTIONS = {
@@ -50,27 +58,21 @@ OPTIONS = {
     "--model resnet99": "unknown model 'resnet99'",
     "--model_args.depth 3": "unknown option depth",
     "--model_args.width .inf": "finite numbers",
-    "--method.lrr 0.1": "unknown method argument 'lrr'; did you mean 'lr'?",
     "--method.lr .inf": "--method.lr .inf: expected float",
-    "--method.lr -0.1": "lr=-0.1 is out of range",
-    "--method.batch_size 0": "batch_size=0 is out of range",
-    "--method.clip_norm x": "--method.clip_norm x: expected float or null",
+    "--method.lr 0.01,fast": "--method.lr fast: expected float",
+    "--method.lr 0.01,-1": "error: FedAvg: lr=-1.0 is out of range: from 0",
+    "--method.lrr 0.1,0.2 --data.beta 1,2": "unknown method argument 'lrr'; did you mean 'lr'?",
+    "--data.labelled_histogram [1,x]": "--data.labelled_histogram [1,x]: expected list[int] or null",
+    "--roster.participants 2,99": "error: roster: 99 participants ",
     "--data.partition dirichlt": "--data.partition dirichlt: expected dirichlet or pairs or iid",
     "--data.data_dir x": "give --data_dir instead",
-    "--roundz 3": "--roundz 3",
     "--rounds 0": "rounds is 0",
     "--seed -1": "seed is -1",
     "--threads many": "--threads many: expected int or auto",
     "--precision 16-true": "precision '16-true'",
     "--report averaged": "average_last",
-    "--devices 9999": "--devices 9999",
     "--num_nodes 2": "nothing has started this process on each of them",
-    "--accelerator gpux": "accelerator='gpux'",
     "--export model.pt --seed 1,2": "--export model.pt: it takes the name of a file, and one run",
-    "--export model.pt --dry-run": "--export model.pt: it takes the name of a file, and one run",
-    "--logger comet": "unknown logger 'comet'",
-    "--callbacks nowhere.Mine": "--callbacks nowhere.Mine",
-    "--roster.participants 99": "choose 1..3",
     "--roster.participant 3": "did you mean 'participants'?",
     "--data.num_clients 0": "num_clients=0",
     "--data ag_news --data_dir empty": "ag_news is not in ",
@@ -81,49 +83,60 @@ CONFIGS = {
     "model_args: &a {b: *a}": "Circular",
     "method: {class_path: fedavg, init_args: [1]}": "method.init_args is [1]",
     "method: {class_path: fedavg, args: {}}": "unknown: args",
+    "method: {class_path: fedavg, init_args: {lr: null}}": "--method.lr null: expected float",
     "method: 5": "method: 5 is no name",
     "rounds: true": "--rounds True: expected int",
     "round: 3": "unknown configuration argument 'round'; did you mean 'rounds'?",
-    "runtime: {device: 2}": "did you mean 'devices'?",
     "runtime: {data_dir: ~/data}": "~",
 }
-METHODS = {
-    "Mini": "no attribute 'Mini'",
-    "Plain": "not a subclass of methods.base.FedMethod",
-    "Constructor": "Constructor cannot be made: KeyError: 'width' (",
-    "Required": "'mu' of Required has no default: give --method.mu",
-    "ScopeValue": "did you mean 'shared'?",
-    "ScopePrefix": "did you mean 'model'?",
-    "ViewsStream": "did you mean 'labelled'?",
-    "ViewsName": "the view 'wek'",
-    "HookName": "HookName.agregate is never called: did you mean 'aggregate'?",
+WEIGHT = "model.conv1.weight"
+Members = dict[str, Any]
+
+
+def without_work(self: FedAvg, client: Site) -> LocalWork:
+    return []
+
+
+def uploads(change: Callable[[Any], Any]) -> Callable[..., Upload | None]:
+    """A hook that changes what FedAvg uploads."""
+
+    def make_upload(self: FedAvg, client: Site) -> Upload | None:
+        upload = FedAvg.make_upload(self, client)
+        change(upload)
+        return upload
+
+    return make_upload
+
+
+DECLARED: dict[str, Members] = {
+    "Mine cannot be made: KeyError: 'width' (": {"__init__": lambda self, model, **base: {}["width"]},
+    "'mu' of Mine has no default: give --method.mu": {"__init__": lambda self, model, mu, **base: None},
+    "did you mean 'shared'?": {"scopes": {"model": "share"}},
+    "did you mean 'model'?": {"scopes": {**FedAvg.scopes, "modle": "personal"}},
+    "did you mean 'labelled'?": {"views": {"labeled": {"x": "weak"}}},
+    "the view 'wek'": {"views": {"labelled": {"x": "wek"}}},
+    "Mine.agregate is never called: did you mean 'aggregate'?": {"agregate": lambda self, uploads: None},
 }
-HOOKS = {
-    "StepRaises": "StepRaises, client 0 (83 images), round 0: KeyError: 'strong' (",
-    "StepVector": "training_step returned tensor(",
-    "StepDetached": "does not require grad",
-    "WorkNone": "WorkNone, client 0 (83 images), round 0: TypeError: ",
-    "OthersImages": "training image",
-    "BoundAnew": "'count'",
-    "OptimizerScope": "'personnal'",
-    "SelectsFlat": "SelectsFlat.select_clients, round 0: TypeError: ",
-    "SelectsUnknown": "there is no client 77",
-    "SendsUnknown": "'teacher'",
-    "SendsShape": "the value has [1]",
-    "UploadDict": "UploadDict, client 0 (83 images), round 0: AttributeError: 'dict' ",
-    "UploadLacks": "make_upload leaves out 'model.conv1.weight'",
-    "UploadWeight": "make_upload gives the weight -1.0",
-    "UploadNaN": "the uploaded model.conv1.weight is not finite",
-    "Exits": "the method ended the program",
-    "AggregateShape": "AggregateShape.aggregate, round 0: 'model.conv1.bias'",
-    "RemembersKey": "'server'",
-    "PredictsLogits": "class probabilities run from ",
+HOOKS: dict[str, Members] = {
+    "Mine, client 0 (83 images), round 0: KeyError: 'strong' (": {
+        "training_step": lambda self, batch, number: batch["labelled"]["strong"]
+    },
+    "training_step returned tensor(": {"training_step": lambda self, batch, number: torch.zeros(2)},
+    "'personnal'": {"optimizer_scopes": lambda self: ["personnal"]},
+    "there is no client 77": {"select_clients": lambda self, round, roster: [[0, 77]]},
+    "'teacher'": {"broadcast": lambda self, server, visit: {**server, "teacher": torch.zeros(1)}},
+    "the value has [1]": {"broadcast": lambda self, server, visit: {**server, WEIGHT: torch.zeros(1)}},
+    "make_upload leaves out 'model.conv1.weight'": {"make_upload": uploads(lambda made: made.tensors.pop(WEIGHT))},
+    "make_upload gives the weight -1.0": {"make_upload": uploads(lambda made: setattr(made, "weight", -1.0))},
+    "uploaded model.conv1.weight is not finite": {"make_upload": uploads(lambda made: made.tensors[WEIGHT].div_(0))},
+    "the method ended the program": {"make_upload": lambda self, client: sys.exit(0)},
+    "Mine.aggregate, round 0: 'model.conv1.bias'": {
+        "aggregate": lambda self, uploads: self.load_tensors({"model.conv1.bias": torch.zeros(1)})
+    },
+    "'server'": {"remember": lambda self, uploads: {"server": {"x": torch.zeros(1)}}},
+    "class probabilities run from ": {"predict": lambda self, images: self(images)},
 }
-BEFORE = [
-    *COMMANDS.items(),
-    *((f"{FIT} {given}", says) for given, says in OPTIONS.items()),
-    *((f"{FIT} --method bad_methods.{name}", says) for name, says in METHODS.items()),
-]
+BEFORE = COMMANDS | {f"{FIT} --method fedavg {given}": says for given, says in OPTIONS.items()}
 
 
 @pytest.fixture
@@ -132,46 +145,61 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "toy.yaml").write_text(SUITE)
     (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe.yaml")  # reading one may never end
     return tmp_path
 
 
-def error_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that a command ends with."""
-    capsys.readouterr()
-    assert cli.main(shlex.split(command)) == 2
-    told = capsys.readouterr().err
-    assert "Traceback" not in told
-    last = told.splitlines()[-1]
-    assert last.startswith("error: ")
-    return last
+Told = Callable[..., str]
 
 
-@pytest.mark.parametrize(("command", "says"), BEFORE, ids=[command.removeprefix(FIT) for command, _ in BEFORE])
-def test_what_cannot_be_run_leaves_nothing(
-    command: str, says: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def error_of(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
+    """The one line that a command ends with; ``members`` make a method of FedAvg."""
+
+    def told(command: str, members: Members | None = None) -> str:
+        method = f" --method {planted(monkeypatch, FedAvg, **members)}" if members else ""
+        capsys.readouterr()
+        assert cli.main(shlex.split(command + method)) == 2
+        told = capsys.readouterr().err
+        assert "Traceback" not in told
+        last = told.splitlines()[-1]
+        assert last.startswith("error: ")
+        return last
+
+    return told
+
+
+@pytest.mark.parametrize("command", BEFORE, ids=lambda command: command.removeprefix(FIT)[:80])
+def test_what_cannot_be_run_leaves_nothing(command: str, here: Path, error_of: Told) -> None:
     before = set(here.rglob("*"))
-    assert says in error_of(command, capsys)
+    assert BEFORE[command] in error_of(command)
     assert not [path for path in set(here.rglob("*")) - before if path.is_file()]
 
 
 @pytest.mark.parametrize(("text", "says"), CONFIGS.items())
-def test_a_configuration_file(text: str, says: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_file(text: str, says: str, here: Path, error_of: Told) -> None:
     (here / "config.yaml").write_text(text)
     more = "" if text.startswith("method") else "--method fedavg"
-    assert says in error_of(f"fit --config config.yaml --data digits {more}", capsys)
+    assert says in error_of(f"fit --config config.yaml --data digits {more}")
     assert not (here / "results").exists()
 
 
-@pytest.mark.parametrize(("name", "says"), HOOKS.items())
-def test_a_hook_leaves_a_failed_record(name: str, says: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It names the method, the hook or the client, and the round; no checkpoint stays."""
-    assert says in error_of(f"{FIT} --method bad_methods.{name}", capsys)
+@pytest.mark.parametrize(("says", "members"), DECLARED.items(), ids=DECLARED)
+def test_a_wrong_declaration(says: str, members: Members, here: Path, error_of: Told) -> None:
+    assert says in error_of(FIT, members)
+    assert not [path for path in here.glob("results/**/*") if path.is_file()]
+
+
+@pytest.mark.parametrize(("says", "members"), HOOKS.items(), ids=HOOKS)
+def test_a_hook_leaves_a_failed_record(says: str, members: Members, here: Path, error_of: Told) -> None:
+    """The error names the method, the hook or the client, and the round; no checkpoint stays."""
+    assert says in error_of(FIT, {"local_work": without_work, **members} if "training_step" not in members else members)
     (path,) = here.glob("results/runs/*")
     assert read_record(path)["status"] == "failed"
     assert not [file for file in path.iterdir() if file.name.endswith(".tmp") or file.name.startswith("checkpoint")]
 
 
-def test_the_methods_are_wrong_in_one_thing_only(here: Path) -> None:
+def test_the_methods_are_wrong_in_one_thing_only(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that the others are variants of runs."""
-    assert cli.main(shlex.split(f"{FIT} --method bad_methods.Idle")) == 0
+    method = planted(monkeypatch, FedAvg, local_work=without_work)
+    assert cli.main(shlex.split(f"{FIT} --method {method}")) == 0

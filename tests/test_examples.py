@@ -11,7 +11,7 @@ from benchmark.api import fit
 from benchmark.board.tune import HOLDOUTS
 from benchmark.cli import main, split_dotted
 from benchmark.contract.checks import CHECKS
-from federations import make_federation, run_rows
+from federations import class_of, make_federation
 from methods.base import Upload
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
@@ -36,22 +36,18 @@ def test_the_template_does_not_collapse(template: str) -> None:
 
 def test_labels_and_what_was_learnt_count_in_the_templates_average(template: str) -> None:
     """In the warm-up the client with labels is alone; then a client weighs what it is sure about."""
-    federation = make_federation(template, label_weight=50.0, warmup_rounds=1, threshold=0.0)
-    weighed: dict[tuple[int, int], float] = {}
-    usual = federation.method.weights
+    rounds: list[dict[int, float]] = []
 
-    def weights(uploads: Sequence[Upload]) -> Sequence[float]:
-        weighed.update({(one.visit.round, one.visit.client): one.weight for one in uploads})
-        return usual(uploads)
+    class Weighs(class_of(template)):  # type: ignore[misc]
+        def aggregate(self, uploads: Sequence[Upload]) -> None:
+            rounds.append({one.visit.client: one.weight for one in uploads})
+            super().aggregate(uploads)
 
-    federation.method.weights = weights  # type: ignore[method-assign]
-    run_rows(federation)
-    sites = {client: federation.data.client(client) for _, client in weighed}
-    (first,) = [client for number, client in weighed if number == 0]
-    assert weighed[0, first] == 50 * len(sites[first].labelled) > 0
-    after = {client: weight for (number, client), weight in weighed.items() if number == 1}
-    assert after == {c: 50 * len(site.labelled) + len(site.unlabelled) for c, site in sites.items()}
-    assert len(after) > 1
+    federation = make_federation(Weighs, rounds=2, label_weight=50.0, warmup_rounds=1, threshold=0.0)
+    federation.run()
+    sizes = {c: (len(site.labelled), len(site.unlabelled)) for c, site in enumerate(federation.data.clients)}
+    assert rounds[0] == {c: 50 * labelled for c, (labelled, _) in sizes.items() if labelled}
+    assert rounds[1] == {c: 50 * labelled + unlabelled for c, (labelled, unlabelled) in sizes.items()}
 
 
 @pytest.mark.parametrize("check", ["pseudo_labels_flow", "resume_is_exact"])

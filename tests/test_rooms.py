@@ -1,14 +1,11 @@
-"""The rooms of the code: imports point one way, and a folder's listing answers what it holds."""
+"""The rooms of the code: imports point one way."""
 
 import ast
 from collections.abc import Iterator
 from functools import cache
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-
-from benchmark.registry import KINDS, own_names
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("datamodules", "methods", "benchmark")
@@ -85,21 +82,3 @@ def test_every_room_has_its_place() -> None:
     order = list(ROOMS)
     for room, below in ROOMS.items():
         assert all(order.index(other) < order.index(room) for other in below), room
-
-
-def test_no_circle_of_files() -> None:
-    """No file imports one that imports it, in however many steps."""
-    imports: dict[str, set[str]] = {}
-    for file, other in arrows():
-        imports.setdefault(file, set()).add(other)
-    try:
-        TopologicalSorter(imports).prepare()
-    except CycleError as error:
-        pytest.fail(" -> ".join(reversed(error.args[1])))
-
-
-@pytest.mark.parametrize(("slot", "folder"), [("method", "methods"), ("data", "datamodules")])
-def test_a_listing_names_what_can_be_run(slot: str, folder: str) -> None:
-    """Beside ``base.py``, every file of the folder is a method, or a data set."""
-    files = {file.stem for file in (ROOT / folder).glob("*.py")} - {"__init__", "base"}
-    assert files == set(own_names(KINDS[slot]))

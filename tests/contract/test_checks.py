@@ -13,12 +13,9 @@ from benchmark.contract.test_contract import pytest_generate_tests as generate
 from datamodules.common.errors import ConfigError
 
 
-@pytest.mark.parametrize(
-    ("named", "told"), [("fedvag", "unknown method 'fedvag'; did you mean 'fedavg'"), ("no_package.Mine", "no_package")]
-)
-def test_a_misspelt_method_is_one_error(named: str, told: str) -> None:
-    config = SimpleNamespace(getoption=lambda name: [named])
-    with pytest.raises(ConfigError, match=told):
+def test_a_misspelt_method_is_one_error() -> None:
+    config = SimpleNamespace(getoption=lambda name: ["fedvag"])
+    with pytest.raises(ConfigError, match="unknown method 'fedvag'; did you mean 'fedavg'"):
         generate(cast(Any, SimpleNamespace(fixturenames=["method", "check"], config=config)))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmark.contract.checks import CHECKS, parametrize_with_checks
+from benchmark.contract.checks import CHECKS
 from benchmark.contract.federations import Subject
 from benchmark.contract.test_contract import pytest_generate_tests, test_contract
 from benchmark.registry import KINDS, find_class, own_names
@@ -46,22 +46,13 @@ def test_a_method_may_say_how_it_is_checked() -> None:
     assert Subject(Told).data().hparams.pipeline == "randaugment_uniform"
 
 
-def test_other_packages_loop_over_the_same_checks() -> None:
-    """``parametrize_with_checks`` pairs every method with every check, under readable names."""
-    mark = parametrize_with_checks("fedavg", Told)
-    names, pairs = mark.args
-    assert names == ("method", "check")
-    assert [pair.values for pair in pairs] == [(m, c) for m in ("fedavg", Told) for c in CHECKS.values()]
-    assert {"fedavg-resume_is_exact", "Told-a_visit_is_a_fit"} <= {pair.id for pair in pairs}
-
-
 def test_shared_code_names_no_method() -> None:
-    """Framework and data code never mention a method by name."""
+    """Framework and data code never mention a method by name, but in docstrings and comments."""
     names = own_names(METHOD)
     classes = [find_class(n, METHOD).__name__ for n in names]
     pattern = re.compile(r"\b(" + "|".join([*names, *classes]) + r")\b")
     for file in [*ROOT.glob("benchmark/**/*.py"), *ROOT.glob("datamodules/**/*.py"), *ROOT.glob("methods/parts/*.py")]:
-        code = strip_prose(file.read_text())
+        code = re.sub(r"#.*", "", re.sub(r'""".*?"""', "", file.read_text(), flags=re.S))
         assert not pattern.search(code), f"{file.name} names a method: {pattern.search(code)}"
 
 
@@ -69,8 +60,3 @@ def test_base_class_alone_is_no_method() -> None:
     """Forgetting ``training_step`` says so."""
     with pytest.raises(NotImplementedError, match="must define training_step"):
         FedMethod(torch.nn.Identity()).training_step({}, 0)
-
-
-def strip_prose(source: str) -> str:
-    """Source without docstrings and comments."""
-    return re.sub(r"#.*", "", re.sub(r'""".*?"""', "", source, flags=re.S))

@@ -25,31 +25,43 @@ class LeakingPrior(Sound):
 class LastingAttribute(Sound):
     """A Python number counts this process's visits."""
 
-    visits = 0
+    visits: int = 0
 
     def local_work(self, client: Site) -> LocalWork:
         """Count the visit."""
-        self.visits += 1
+        self.count(client)
         return super().local_work(client)
+
+    def count(self, client: Site) -> None:
+        """In an attribute of its own."""
+        self.visits += 1
 
     def learning_rate(self) -> float:
         """It falls with the visits."""
         return super().learning_rate() / (1 + 0.1 * self.visits)
 
 
-class LastingClassAttribute(Sound):
+class LateClassAttribute(LastingAttribute):
+    """The same in a number that the class gets at the first visit."""
+
+    def count(self, client: Site) -> None:
+        """For all instances."""
+        type(self).visits = self.visits + 1
+
+
+class LastingClassAttribute(LastingAttribute):
     """The same in a class attribute, a list shared by all instances."""
 
     seen: list[int] = []
 
-    def local_work(self, client: Site) -> LocalWork:
+    def count(self, client: Site) -> None:
         """Remember who was there."""
         self.seen.append(client.visit.client)
-        return super().local_work(client)
 
-    def learning_rate(self) -> float:
-        """It falls with the visits."""
-        return super().learning_rate() / (1 + 0.1 * len(self.seen))
+    @property
+    def visits(self) -> int:  # type: ignore[override]
+        """All of them."""
+        return len(self.seen)
 
 
 class Counts:
@@ -104,19 +116,6 @@ class LastingCachedMethod(LastingCache):
     def known(self) -> list[float]:
         """The client's."""
         return self.of_client(self.visit.client)
-
-
-class LateClassAttribute(Sound):
-    """The same in a number that the class gets at the first visit."""
-
-    def local_work(self, client: Site) -> LocalWork:
-        """Count."""
-        type(self).count = getattr(self, "count", 0) + 1  # type: ignore[attr-defined]
-        return super().local_work(client)
-
-    def learning_rate(self) -> float:
-        """It falls with the visits."""
-        return super().learning_rate() / (1 + 0.1 * getattr(self, "count", 0))
 
 
 class StatePerClient(Sound):

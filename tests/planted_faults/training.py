@@ -23,8 +23,7 @@ class Ascends(Sound):
 class Idle(Sound):
     """No pseudo-label is ever used."""
 
-    def __init__(self, model: nn.Module, num_classes: int, threshold: float = 1.5, **base: Any) -> None:
-        super().__init__(model, num_classes, **base)
+    contract_args = {"threshold": 1.5}
 
 
 class Unmoved(FedMethod):

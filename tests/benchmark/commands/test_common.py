@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("machine")  # other programs may use the re
 
 
 def test_a_dry_run_says_what_a_table_takes_and_runs_nothing(here, fitted, capsys):
-    """As far as records of the same rows tell."""
+    """As far as records of the same rows tell; no more runs go on at once than are left."""
     assert table("--seeds", "1,2", "--dry-run") == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "4 runs, 8 rounds; 8 rounds are left how long they take on this machine is unknown" in out
@@ -23,12 +23,9 @@ def test_a_dry_run_says_what_a_table_takes_and_runs_nothing(here, fitted, capsys
     assert table("--seeds", "1,2", "--dry-run") == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "unknown" not in out and "about" in out and out.count(" 1 1/A/") == 2
-
-
-def test_a_dry_run_of_a_grid_names_its_values(here, fitted, capsys):
-    assert main([*FEDAVG, "--data.num_clients", "10,20", "--dry-run"]) == 0
-    out = capsys.readouterr().out
-    assert all(f"fedavg on digits, data.num_clients {clients}" in out for clients in (10, 20)) and not fitted
+    for jobs in ("2", "8"):
+        assert table("--seeds", "1,2", "--dry-run", "--jobs", jobs) == 0
+        assert capsys.readouterr().out.partition(" at once")[0].split()[-1] == "2"
 
 
 def test_a_dry_run_that_would_overwrite_counts_all_rounds(here, fitted, capsys):
@@ -41,14 +38,3 @@ def test_a_dry_run_that_would_overwrite_counts_all_rounds(here, fitted, capsys):
         assert f"{runs} run{'s' if runs > 1 else ''}, {2 * runs} rounds; {2 * runs} rounds are left" in out
         assert len(fitted) == runs and all((run.folder / "record.json").exists() for run in fitted)
         fitted.clear()
-
-
-def test_no_more_runs_go_on_at_once_than_are_left(here, fitted, capsys):
-    assert table("--seeds", "1") == 0
-
-    def told(jobs):
-        capsys.readouterr()
-        assert table("--seeds", "1,2", "--dry-run", "--jobs", jobs) == 0
-        return capsys.readouterr().out.partition(" at once")[0].split()[-1]
-
-    assert told("2") == told("8") == "2"

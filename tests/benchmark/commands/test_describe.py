@@ -3,11 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from benchmark.cli import main
 from benchmark.config import RunConfig
-from federations import make_data
 
 DIGITS = ["describe", "--data", "digits"]
 OF_THE_RUN = [*DIGITS, "--data.partition_seed", "null"]
@@ -35,20 +32,6 @@ def table(capsys: Any) -> list[list[str]]:
     return [row for row in rows if row and row[0].isdigit()]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([*DIGITS, "--seed", "5"], "--seed 5: has no effect, since data.partition_seed is 1337; add --data."),
-        ([*OF_THE_RUN, "--seed", "-1"], "run_seed=-1"),
-        ([*DIGITS, "--export", "/nonexistent/x"], "No such file or directory; is the folder there"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_one_line(capsys: Any, arguments: list[str], message: str) -> None:
-    assert main(arguments) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: ") and message in err and err.count("\n") == 1
-
-
 def test_a_partition_is_exported_and_imported(tmp_path: Path, capsys: Any) -> None:
     """Under any name: its suffix says nothing."""
     file = str(tmp_path / "part")
@@ -68,10 +51,3 @@ def test_the_labels_of_a_server_and_many_clients_are_shown(capsys: Any) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[4].split()[:4] == ["server", "40", "40", "10"]
     assert sum(int(line.split()[1]) for line in lines[4:65]) == 1437 == int(lines[65].split()[1])
-
-
-def test_a_new_split_shows_its_own_images(capsys: Any) -> None:
-    """Class counts belong to the training images that the run would have, not to the published ones."""
-    assert main([*DIGITS, "--data.split", "random80", "--data.num_clients", "3", "--data.partition", "iid"]) == 0
-    shown = [[int(n) for n in row[4:]] for row in table(capsys)]
-    assert shown == make_data(split="random80", num_clients=3).class_counts("all").tolist()

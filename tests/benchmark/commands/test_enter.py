@@ -25,7 +25,8 @@ from methods.fedavg import FedAvg
 class Mine(FedAvg):
     \"\"\"Averages (an example, 2026).\"\"\"
 """
-ENTER = ["enter", "--paper", "board.yaml", "--method", "mine_of_a_stranger.Mine", "--jobs", "1", "--wandb", "off"]
+ENTER = ["enter", "--paper", "board.yaml", "--table", "one", "--method", "mine_of_a_stranger.Mine"]
+ENTER += ["--jobs", "1", "--wandb", "off"]
 
 
 def times(board, runs="**"):
@@ -46,113 +47,65 @@ def board(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """Where ``entered`` keeps what it has made, and what the command printed."""
-    return tmp_path_factory.mktemp("entered") / "board", []
-
-
-@pytest.fixture
-def entered(board, kept, capsys):
-    """The same after the method was entered, which is done once and copied; what was printed is printed again."""
-    folder, printed = kept
-    if printed:
-        shutil.copytree(folder, board, dirs_exist_ok=True)
-    else:
-        assert main([*ENTER, "--table", "one"]) == 0
-        shutil.copytree(board, folder, ignore=shutil.ignore_patterns("__pycache__"))
-        printed.append(capsys.readouterr().out)
-    print(printed[0])
-    return board
-
-
-def test_a_method_gets_its_row(entered, capsys):
+def test_a_method_gets_its_row_and_does_not_keep_it_when_it_is_edited(board, capsys, monkeypatch):
     """It is tuned, runs the setting's seeds beside the others, and is shown with them."""
-    board, out = entered, capsys.readouterr().out
+    assert main(ENTER) == 0
+    out = capsys.readouterr().out
     rows = [line.split("|")[1].strip() for line in out.splitlines() if "(3)" in line]
     assert sorted(rows) == ["Mine", "low", "mid"] and "One, A\n" in out and ", the best other row: " in out
-    suite = load("board-Mine-one.yaml")
-    (chosen,) = suite.tuned.own("quick").values()
+    (chosen,) = load("board-Mine-one.yaml").tuned.own("quick").values()
     assert len(chosen["tried"]) == len(chosen["trials"]) >= 3
-    assert len(list((board / "results" / "runs").iterdir())) == 9
+    seeds = sorted((board / "results/runs").glob("mine_of*"))
+    assert len(seeds) == 3 and len(list((board / "results/runs").iterdir())) == 9
     before = times(board)
-    assert main([*ENTER, "--table", "one"]) == 0  # nothing is run twice
+    assert main(ENTER) == 0  # nothing is run twice
+    with run_lock(seeds[-1]):  # somebody works on a seed: nothing is deleted, and nothing tuned again
+        assert main([*ENTER, "--overwrite"]) == 2
+    assert f"{seeds[-1].name}: process" in capsys.readouterr().err
     assert times(board) == before
 
-
-def test_a_method_that_was_edited_does_not_keep_its_row(entered, capsys, monkeypatch):
-    """Neither trials nor seeds of the earlier code count, whichever of them are left."""
-    board = entered
     (board / "mine_of_a_stranger.py").write_text(f"{MINE}    more = 0.5\n")
     monkeypatch.delitem(sys.modules, "mine_of_a_stranger", raising=False)
-    capsys.readouterr()
-    for place in ("results/tuning/runs", "results/runs"):
-        assert main([*ENTER, "--table", "one"]) == 2
+    for place in ("results/tuning/runs", "results/runs"):  # neither trials nor seeds of the earlier code count
+        assert main(ENTER) == 2
         assert f"{place}/mine_of" in (said := capsys.readouterr().err) and "made by other code of mine_of" in said
-        for path in (board / place).glob("mine_of*"):
-            shutil.rmtree(path)
-    assert main([*ENTER, "--table", "one"]) == 0
-
-
-def test_overwrite_tunes_and_runs_the_row_again(entered, monkeypatch):
-    """All trials and seeds of the method are made by its code of today; other rows keep theirs."""
-    board = entered
-    trials, seeds, others = "tuning/runs/mine_of*", "runs/mine_of*", "runs/fed*"
-    before = {pattern: times(board, pattern) for pattern in (trials, seeds, others)}
-    (board / "mine_of_a_stranger.py").write_text(f"{MINE}    more = 0.5\n")
-    monkeypatch.delitem(sys.modules, "mine_of_a_stranger", raising=False)
-    assert main([*ENTER, "--table", "one", "--overwrite"]) == 0
-    for pattern in (trials, seeds):
+        if "tuning" in place:
+            for path in (board / place).glob("mine_of*"):
+                shutil.rmtree(path)
+    own, others = ("tuning/runs/mine_of*", "runs/mine_of*"), "runs/fed*"
+    before = {pattern: times(board, pattern) for pattern in (*own, others)}
+    assert main([*ENTER, "--overwrite"]) == 0
+    for pattern in own:
         after = times(board, pattern)
         assert len(after) == len(before[pattern]) and not {*after.items()} & {*before[pattern].items()}
     assert times(board, others) == before[others]
 
 
-def test_overwrite_deletes_nothing_while_somebody_works_on_a_seed(entered, capsys):
-    """Seeds are looked at before anything is tuned again."""
-    board = entered
-    seeds = sorted((board / "results/runs").glob("mine_of*"))
-    before = times(board)
-    with run_lock(seeds[-1]):
-        assert main([*ENTER, "--table", "one", "--overwrite"]) == 2
-    assert f"{seeds[-1].name}: process" in capsys.readouterr().err
-    assert times(board) == before
+REFUSED = {"--table two": "compares rows in one", "--rounds 3": "--rounds", "--data.beta 3": "--data.beta"}
 
 
-@pytest.mark.parametrize(
-    ("more", "told"),
-    [
-        (["--table", "two"], "compares rows in one"),
-        (["--table", "one", "--method", "nobodys.Mine"], "nobodys"),
-        (["--table", "one", "--rounds", "3"], "--rounds"),
-        (["--table", "one", "--data.beta", "3"], "--data.beta"),
-    ],
-)
-def test_what_cannot_be_entered(board, capsys, more, told):
-    assert main([*ENTER, *more]) == 2
-    assert told in capsys.readouterr().err and not list(board.glob("board-*.yaml"))
+@pytest.mark.parametrize("more", REFUSED)
+def test_what_cannot_be_entered(board, capsys, more):
+    assert main([*ENTER, *more.split()]) == 2
+    assert REFUSED[more] in capsys.readouterr().err and not list(board.glob("board-*.yaml"))
 
 
-IN_INIT = """
+SEES_LABELS = """
     def __init__(self, model, **base):
         super().__init__(model, **base)
         self.uses_oracle = True
 """
-BY_PROPERTY = """
-    uses_oracle = property(lambda self: True)
-"""
 
 
-@pytest.mark.parametrize("declared", [IN_INIT, BY_PROPERTY])
-def test_a_method_that_sees_hidden_labels_is_not_entered(board, capsys, declared):
+def test_a_method_that_sees_hidden_labels_is_not_entered(board, capsys):
     """It is asked as it stands, before any trial."""
-    (board / "mine_of_a_stranger.py").write_text(MINE + declared)
-    assert main([*ENTER, "--table", "one"]) == 2
+    (board / "mine_of_a_stranger.py").write_text(MINE + SEES_LABELS)
+    assert main(ENTER) == 2
     assert "cannot be ranked" in capsys.readouterr().err
     assert not list(board.glob("board-*.yaml")) and not (board / "results").exists()
 
 
 def test_another_row_is_not_overwritten(board, capsys):
     (board / "board-Mine-one.yaml").write_text(yaml.safe_dump({"extends": "board.yaml", "paper": "board-Mine"}))
-    assert main([*ENTER, "--table", "one"]) == 2
+    assert main(ENTER) == 2
     assert "describes another row" in capsys.readouterr().err

@@ -5,21 +5,15 @@ from pathlib import Path
 
 from benchmark.cli import main
 from benchmark.runs.lock import run_lock
-from run_folders import completed
 from toy_suite import BOARD
+from tuned_suites import made_up
 
 TUNE = ["tune", "--paper", "board.yaml", "--row", "one/A/low", "--jobs", "1", "--wandb", "off"]
 
 
 def test_trials_are_run_once_and_again_when_asked(tmp_path, monkeypatch, capsys):
-    ran = []
-
-    def fit(run):
-        ran.append(run.id)
-        return completed(run, 50.0, test_images=100)
-
+    ran = made_up(monkeypatch, lambda run: 50.0)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("benchmark.launch.run.fit", fit)
     (tmp_path / "board.yaml").write_text(BOARD)
     assert main(TUNE) == 0
     assert f"one/A/low: method.lr 0.03 of {len(ran)} tried" in capsys.readouterr().out
