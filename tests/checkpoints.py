@@ -62,8 +62,3 @@ def sealed(content, magic=checkpoint.MAGIC):
     """The file of a head whose checksum is right, whatever it holds."""
     body = saved(content)
     return magic + hashlib.sha256(body).digest() + body
-
-
-def head_of(path):
-    """The head of a checkpoint as it lies in its file."""
-    return torch.load(io.BytesIO(path.read_bytes()[len(checkpoint.MAGIC) + 32 :]), weights_only=True)
