@@ -225,7 +225,7 @@ def test_what_hooks_draw_outside_visits_is_the_same_after_an_interruption():
         def aggregate(self, uploads):
             super().aggregate(uploads)
             with torch.no_grad():
-                self.model.conv1.weight += 1e-2 * torch.randn_like(self.model.conv1.weight)
+                self.model.conv1.weight.add_(1e-2 * torch.randn_like(self.model.conv1.weight))
 
     whole, half, rest = (federation(Noisy, rounds=n) for n in (2, 1, 2))
     whole.run()
