@@ -1,21 +1,36 @@
-"""Checkpoints: whatever is killed or damaged, what is loaded was saved whole."""
+"""Checkpoints: whatever is killed or damaged, what is loaded was saved whole; a save writes what has changed."""
 
-import errno
 import io
 import os
 import shutil
 from collections import OrderedDict
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from pickle import UnpicklingError
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from benchmark.federation import checkpoint
-from checkpoints import CLIENTS, STATES, Runs, equal, sealed
+from benchmark.federation.checkpoint import Checkpoint
+from checkpoints import CLIENTS, STATES, Runs, equal, made, sealed
 from datamodules.common.errors import RunError
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where a checkpoint lies."""
+    return tmp_path / "checkpoint.pt"
+
+
+@pytest.fixture
+def two(path):
+    """Two checkpoints: 0 became the predecessor of 1."""
+    for number in (0, 1):
+        checkpoint.save(path, STATES[number])
+    return path
 
 
 def names(path):
@@ -54,6 +69,31 @@ def test_both_damaged(two):
     for file in (two, checkpoint.previous(two)):
         file.write_bytes(b"not a checkpoint")
     with pytest.raises(RunError, match=r"no checkpoint is intact.*pt is damaged.*pt\.previous is damaged.*delete"):
+        checkpoint.load(two)
+
+
+def client_file(path, client):
+    """The newest file of a client."""
+    return max(path.with_name(CLIENTS).glob(f"clients-{client}-*"), key=lambda file: file.stat().st_mtime_ns)
+
+
+def flip(file):
+    file.write_bytes(flipped(file.read_bytes(), 1000))
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink], ids=["flipped", "missing"])
+def test_a_damaged_file_of_a_client_falls_back_to_the_predecessor(two, damage):
+    damage(client_file(two, 0))
+    assert equal(checkpoint.load(two), 0)
+    checkpoint.save(two, STATES[2])
+    assert equal(checkpoint.load(two), 2)
+
+
+def test_a_file_of_a_client_that_both_need_is_named(two):
+    """Client 1 has not changed, so that both checkpoints have the same file."""
+    file = client_file(two, 1)
+    file.unlink()
+    with pytest.raises(RunError, match=rf"{CLIENTS}/{file.name}: No such file"):
         checkpoint.load(two)
 
 
@@ -102,41 +142,6 @@ def test_a_kill_at_any_step_leaves_an_old_or_the_new_state(path, monkeypatch, fi
     assert len(outcomes) == 2 * len(steps) - (2 if first else 0)
 
 
-@pytest.mark.parametrize("call", ["write", "fsync"])
-def test_a_full_disk_is_an_error_and_leaves_no_half_file(two, monkeypatch, call):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    opened = io.open
-
-    def on_a_full_disk(path, mode, *args):
-        if mode == "rb":
-            return opened(path, mode, *args)
-        file = opened(path, mode, buffering=0)
-        wrapped = type("Full", (), {"__enter__": lambda self: self, "__exit__": lambda *_: file.close()})()
-        wrapped.write, wrapped.flush, wrapped.fileno = full, file.flush, file.fileno
-        return wrapped
-
-    with monkeypatch.context() as patch:
-        if call == "fsync":
-            patch.setattr(os, "fsync", full)
-        else:
-            patch.setattr(io, "open", on_a_full_disk)
-        with pytest.raises(OSError, match="No space left"):
-            checkpoint.save(two, STATES[2])
-    assert names(two) == (["checkpoint.pt", "checkpoint.pt.previous"], ["clients-0", "clients-0", "clients-1"])
-    assert equal(checkpoint.load(two), 1)
-
-
-def test_remove(two):
-    other = two.with_name("weights.pt")
-    other.write_bytes(b"stays")
-    assert two.with_name(CLIENTS).exists()
-    checkpoint.remove(two)
-    checkpoint.remove(two)
-    assert list(two.parent.iterdir()) == [other]
-
-
 def test_a_prepared_file_runs_nothing(path, tmp_path):
     """Its checksum is right, so that it is intact; it is refused for what it holds, and not replaced in silence."""
     checkpoint.save(path, STATES[0])
@@ -147,18 +152,49 @@ def test_a_prepared_file_runs_nothing(path, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(("value", "kind"), [(np.float64(1), "numpy.float64"), ({1, 2}, "set")])
-def test_only_plain_data_is_saved(two, value, kind):
-    """What could not be read back is refused when it is written, and said where; the file before stays."""
-    with pytest.raises(
-        RunError, match=rf"state\['clients'\]\[3\]\[0\] is a .*{kind}.*Keep the value in a registered tensor"
-    ):
-        checkpoint.save(two, {"clients": {3: (value,)}})
+def test_only_plain_data_is_saved(two):
+    """Tensors are detached. What could not be read back is refused, with its place; the file before stays."""
+    with pytest.raises(RunError, match=r"state\['clients'\]\[3\]\[0\] is a numpy.float64.*in a registered tensor"):
+        checkpoint.save(two, {"clients": {3: (np.float64(1),)}})
     assert equal(checkpoint.load(two), 1)
-
-
-def test_parameters_and_ordered_dicts_become_plain(path):
-    checkpoint.save(path, {"a": OrderedDict(w=torch.nn.Parameter(torch.ones(2))), "b": (None, True, 2, 0.5, "x", [1])})
-    found = checkpoint.load(path)
+    checkpoint.save(two, {"a": OrderedDict(w=torch.nn.Parameter(torch.ones(2))), "b": (None, True, 2, 0.5, "x", [1])})
+    found = checkpoint.load(two)
     assert type(found["a"]) is dict and type(found["a"]["w"]) is torch.Tensor and not found["a"]["w"].requires_grad
     assert found["b"] == (None, True, 2, 0.5, "x", [1])
+
+
+def test_only_what_has_changed_is_written(path):
+    """Also by a run that continues."""
+
+    def files():
+        return {file: file.stat().st_mtime_ns for file in path.with_name(CLIENTS).iterdir()}
+
+    kept = Checkpoint(path)
+    kept.save(made(1, (1, 1, 1)))
+    before = files()
+    kept.save(made(2, (1, 2, 1)))
+    after = files()
+    assert before.items() <= after.items() and len(after) == len(before) + 1
+    assert [float(checkpoint.load(path)["clients"][c][0]["own"][0]) for c in range(3)] == [1.0, 2.0, 1.0]
+    continued = Checkpoint(path)
+    continued.save({**continued.load(), "round": 3})
+    assert files().items() <= after.items() and checkpoint.load(path)["round"] == 3
+
+
+def test_saving_costs_a_fiftieth_of_the_time(path, monkeypatch):
+    """Whatever the disk takes: saves are as rare as need be, and never rarer than that."""
+    clock, saves = SimpleNamespace(now=0.0), []
+
+    def fsync(handle):
+        clock.now += 2.5
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    kept, always = Checkpoint(path, 60.0, lambda: clock.now), Checkpoint(path, 0.0, lambda: clock.now)
+    for number in range(200):
+        clock.now += 10.0
+        if kept.due():
+            saves.append(clock.now)
+            kept.save(made(number, (number,)))
+        assert always.due()
+    gaps = [b - a for a, b in pairwise(saves)]
+    assert saves[0] == 60.0 and min(gaps) >= 250 and max(gaps) <= 270  # two files a save

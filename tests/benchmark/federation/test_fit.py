@@ -1,4 +1,4 @@
-"""A visit is a fit: Lightning's forms of optimisers, losses, schedules, hooks, callbacks and loggers."""
+"""A visit is a fit: Lightning's forms of optimisers, losses, schedules, hooks and callbacks."""
 
 from collections import defaultdict
 from typing import Any
@@ -6,50 +6,11 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.fabric.loggers import CSVLogger
+from torch.optim import SGD
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from benchmark.federation.loop import Federation
 from datamodules.common.errors import RunError
-from federations import Supervised, few_data, make_federation, make_method, run_rows, same_server, trained, visited
-
-
-class Annealed(Supervised):
-    """A schedule over the visit, as one writes it with Lightning."""
-
-    def configure_optimizers(self) -> Any:
-        optimizer = super().configure_optimizers()
-        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=self.trainer.max_epochs)
-        return {"optimizer": optimizer, "lr_scheduler": cosine}
-
-    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any, gradient_clip_algorithm: Any) -> None:
-        super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
-
-
-@pytest.mark.parametrize("slots", [None, 2])
-def test_the_trainer_is_there_when_optimisers_are_made(slots: int | None) -> None:
-    """And Lightning's own form of the clipping hook works."""
-    rates: dict[Any, list[float]] = defaultdict(list)
-
-    class Seen(Annealed):
-        def on_train_epoch_start(self) -> None:
-            rate = float(self.trainer.optimizers[0].param_groups[0]["lr"])
-            rates[self.visit.round, self.visit.client].append(rate / self.hparams.lr)
-
-    federation = trained(Seen, local_epochs=2, slots=slots)
-    assert list(rates.values()) == [pytest.approx([1.0, 0.5])] * 6
-    assert federation.client_state_bytes == trained(Supervised).client_state_bytes
-
-
-@pytest.mark.parametrize("made", [torch.zeros(3), {"los": torch.zeros(())}, 1.0])
-def test_something_else_than_a_loss_is_refused(made: Any) -> None:
-    """The error says method, client, round, and what is allowed."""
-
-    class Odd(Supervised):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return made
-
-    with pytest.raises(RunError, match=r"Odd, client 0 .*round 0: training_step "):
-        trained(Odd)
+from federations import Supervised, few_data, make_federation, make_method, same_server, trained
 
 
 class Manual(Supervised):
@@ -73,8 +34,15 @@ def test_manual_optimisation_takes_the_same_steps() -> None:
     assert same_server(trained(Manual, clip_norm=0.5), trained(Supervised, clip_norm=0.5))
 
 
-def visit_of(federation: Federation) -> None:
-    visited(federation, federation.visits(0)[0])
+def test_a_dictionary_without_a_loss_is_refused() -> None:
+    """It would train nothing. The error says method, client and round."""
+
+    class Misspells(Supervised):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return {"los": super().training_step(batch, batch_idx)}
+
+    with pytest.raises(RunError, match=r"Misspells, client 0 .*round 0: training_step "):
+        trained(Misspells)
 
 
 def plain_fit(method: Any, data: Any) -> L.Trainer:
@@ -105,7 +73,7 @@ def test_hooks_get_the_outputs_that_lightning_gives_them(form: str, manual: bool
             seen.append((sorted(outputs), None if loss is None else (loss.requires_grad, loss.ndim)))
 
     data = few_data(1)
-    visit_of(make_federation(Tells, data, rounds=1))
+    make_federation(Tells, data, rounds=1).run()
     ours, seen[:] = list(seen), []
     plain_fit(make_method(Tells), data)
     assert ours == seen and ours
@@ -155,13 +123,13 @@ class WarmsUp(Supervised):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("base", [Supervised, Manual, Twice, WarmsUp])
+@pytest.mark.parametrize("base", [Supervised, Twice, WarmsUp])
 def test_hooks_are_called_in_lightnings_order(base: type) -> None:
-    """The method's hooks and a callback's fire in the order of ``Trainer.fit``, which leaves the same model."""
+    """The method's hooks and a callback's fire in the order of ``Trainer.fit``, at the same number of steps."""
     cls, ours = recording(base)
     callback, theirs = recording(L.Callback)
     data = few_data(1)
-    visit_of(make_federation(cls, data, rounds=1, callbacks=[callback()]))
+    make_federation(cls, data, rounds=1, callbacks=[callback()]).run()
     reference_cls, expected = recording(base)
     trainer = plain_fit(make_method(reference_cls), data)
     assert ours == theirs == expected
@@ -181,22 +149,58 @@ def test_what_a_method_sees_of_the_trainer() -> None:
     assert seen[:4] == [(0, 0, 2, 0), (0, 1, 2, 1), (1, 1, 2, 0), (1, 2, 2, 1)]
 
 
-def test_loggers_of_fabric_get_every_evaluated_round(tmp_path: Any) -> None:
-    """A Lightning logger given to Fabric writes the rows; one that fails is left out with a warning."""
-    fabric = L.Fabric(accelerator="cpu", devices=1, loggers=[CSVLogger(tmp_path, name="", version="")])
-    fabric.launch()
-    data = few_data(2)
-    federation = Federation(make_method(Supervised), data, data.roster(0), fabric, rounds=2, seed=0)
-    rows = run_rows(federation)
-    lines = (tmp_path / "metrics.csv").read_text().splitlines()
-    assert len(lines) == 3 and str(rows[-1]["acc"]) in lines[-1]
+def returning(form: Any) -> type:
+    """``Supervised`` with another form of what ``configure_optimizers`` returns, and Lightning's of clipping."""
 
-    class Broken(CSVLogger):
-        def log_metrics(self, *args: Any, **kwargs: Any) -> None:
-            raise OSError("no space left")
+    class Returning(Supervised):
+        def configure_optimizers(self) -> Any:
+            return form(super().configure_optimizers(), self.trainer)
 
-    fabric = L.Fabric(accelerator="cpu", devices=1, loggers=[Broken(tmp_path)])
-    fabric.launch()
-    federation = Federation(make_method(Supervised), data, data.roster(0), fabric, rounds=2, seed=0)
-    with pytest.warns(UserWarning, match="Broken is off, the run goes on: no space left"):
-        assert run_rows(federation) == rows
+        def configure_gradient_clipping(
+            self, optimizer: Any, gradient_clip_val: Any, gradient_clip_algorithm: Any
+        ) -> None:
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    return Returning
+
+
+def halving(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+
+
+def by_step(optimizer: Any, **more: Any) -> dict[str, Any]:
+    return {"scheduler": halving(optimizer), "interval": "step", **more}
+
+
+def annealed(optimizer: Any, trainer: Any) -> dict[str, Any]:
+    """A schedule over the visit, whose length the trainer tells."""
+    return {"optimizer": optimizer, "lr_scheduler": CosineAnnealingLR(optimizer, T_max=trainer.max_epochs)}
+
+
+@pytest.mark.parametrize(
+    ("form", "rates"),
+    [
+        (annealed, [1, 1, 0.5, 0.5]),
+        (lambda o, _: ([o], [by_step(o)]), [1, 0.5, 0.25, 0.125]),
+        (lambda o, _: {"optimizer": o, "lr_scheduler": by_step(o, frequency=2)}, [1, 1, 0.5, 0.5]),
+        (lambda o, _: [{"optimizer": o, "lr_scheduler": by_step(o, frequency=3)}], [1, 1, 1, 1]),
+    ],
+)
+@pytest.mark.parametrize("slots", [None, 2])
+def test_every_form_of_schedulers(form: Any, rates: list[float], slots: int | None) -> None:
+    """Schedulers move after every step, local epoch, or a number of them; in every engine. Steps count by epoch."""
+    seen: dict[Any, list[float]] = defaultdict(list)
+
+    class Scheduled(returning(form)):  # type: ignore[misc]
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            rate = float(self.trainer.optimizers[0].param_groups[0]["lr"])
+            seen[self.visit.round, self.visit.client].append(rate / self.hparams.lr)
+
+    trained(Scheduled, batch_size=64, local_epochs=2, slots=slots)  # 80 images or so: two batches
+    assert list(seen.values()) == [pytest.approx(rates)] * 6
+
+
+def test_several_optimisers_need_manual_optimisation() -> None:
+    """Automatic optimisation has one optimiser, as in Lightning."""
+    with pytest.raises(RunError, match="automatic_optimization = False"):
+        trained(returning(lambda o, _: [o, SGD(o.param_groups[0]["params"], lr=0.1)]))

@@ -1,18 +1,14 @@
-"""What hooks hand over: logged names, hidden labels, uploads, and numbers that are not finite."""
+"""What hooks hand over: logged names, uploads, and numbers that are not finite."""
 
 from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
-from benchmark.federation.hooks import check_declarations
-from datamodules.common.errors import RunError
-from federations import Unaugmented, few_federation, make_federation, run_rows, site_of
+from federations import Unaugmented, few_federation, make_federation, run_rows, same_server
 from methods.base import Upload
 from methods.parts.engine_state import FRAMEWORK
 
-ENGINES = [{}, {"slots": 2}]
 federation = partial(few_federation, clients=3)
 
 
@@ -30,7 +26,7 @@ class Logs(Unaugmented):
         return loss
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [{}, {"slots": 2}])
 def test_logged_values_replace_nothing(engine):
     """A row is that of a method that logs nothing, and has the logged values under names of their own."""
     plain, logged = (run_rows(federation(cls, **engine)) for cls in (Unaugmented, Logs))
@@ -52,86 +48,38 @@ def test_every_column_that_the_framework_fills_is_reserved():
     assert {"pseudo/selected_by_class", "pseudo/wrong", "pseudo/balance"} <= set(row)
 
 
-# --- hidden labels
-
-
-class Peeps(Unaugmented):
-    """Reports its labels one by one and looks for the answers wherever a method can read."""
-
-    def local_work(self, client):
-        self.found = []
-        for position in client.data.unlabelled[:5]:
-            one = position[None]
-            client.report_pseudo_labels(one, torch.zeros_like(one), torch.ones(1, dtype=torch.bool))
-            self.found += [self.tallied(f"pseudo/{name}") for name in ("correct", "right", "right_by_class")]
-            self.found += [name for name in self._engine.tally.touched if name.startswith("pseudo")]
-        return super().local_work(client)
-
-
-def test_what_hidden_labels_say_cannot_be_read_back():
-    run = federation(Peeps, clients=2, labelled=1, rounds=1)
-    row = run_rows(run)[0]
-    assert row["pseudo/selected"] == 1.0 and 0 <= row["pseudo/correct"] <= 1
-    assert set(run.method.found) <= {None} and run.method.found
-    site = site_of(run)
-    assert not [name for name in vars(site) if not name.startswith("_") and name in ("around", "method", "hidden")]
-
-
 # --- uploads
 
 
 class Aliases(Unaugmented):
-    """Uploads its live tensors: the next client writes into them."""
-
-    def make_upload(self, client):
-        return Upload(client.visit, dict(self.registered()), float(client.visit.size))
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_uploads_are_tensors_of_their_own(engine):
-    plain, aliased = federation(Unaugmented, **engine), federation(Aliases, **engine)
-    assert run_rows(aliased) == run_rows(plain)
-    assert all(torch.equal(value, aliased.server[name]) for name, value in plain.server.items())
-
-
-class Momenta(Unaugmented):
-    """Uploads the momentum of a parameter; a seat with replay keeps it in one place for all clients."""
-
-    def make_upload(self, client):
-        upload = super().make_upload(client)
-        upload.stats["momentum"] = self.momenta[0]
-        return upload
+    """Uploads its live tensors, which the next client writes into, and keeps one of the server's."""
 
     def on_train_end(self):
         (optimizer,) = self.trainer.optimizers
-        self.momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
+        self.momentum = next(iter(optimizer.state.values()))["momentum_buffer"]
+
+    def make_upload(self, client):
+        return Upload(client.visit, dict(self.registered()), float(client.visit.size), {"momentum": self.momentum})
 
     def aggregate(self, uploads):
         self.lengths = [float(upload.stats["momentum"].norm()) for upload in uploads]
         super().aggregate(uploads)
 
-
-def test_statistics_are_tensors_of_their_own():
-    runs = [federation(Momenta, **engine) for engine in ({}, {"slots": 1}, {"slots": 2})]
-    for run in runs:
-        run_rows(run)
-    first, *others = (run.method.lengths for run in runs)
-    assert len(set(first)) == 3
-    assert all(lengths == pytest.approx(first, rel=1e-4) for lengths in others)
+    def remember(self, uploads):
+        return {upload.visit.client: {"bias": self.state_dict()["model.conv1.bias"]} for upload in uploads}
 
 
-def test_what_is_remembered_is_a_copy():
-    """Also of the live weight of the server, which the next client writes into."""
-
-    class Remembers(Unaugmented):
-        def remember(self, uploads):
-            return {upload.visit.client: {"bias": self.state_dict()["model.conv1.bias"]} for upload in uploads}
-
-    run = federation(Remembers, rounds=1)
-    run_rows(run)
-    bias = run.server["model.conv1.bias"].clone()
-    run.method.state_dict()["model.conv1.bias"].add_(1.0)
-    assert [torch.equal(own["bias"], bias) for own in run.method.memory.values()] == [True] * 3
+def test_what_hooks_hand_over_are_tensors_of_their_own():
+    plain, *aliased = federation(Unaugmented), *(federation(Aliases, slots=slots) for slots in (None, 1, 2))
+    plain.run()
+    for run in aliased:
+        run.run()
+        assert same_server(run, plain)
+        assert len(set(run.method.lengths)) == 3
+        assert run.method.lengths == pytest.approx(aliased[0].method.lengths, rel=1e-4)
+        bias = run.server["model.conv1.bias"].clone()
+        run.method.state_dict()["model.conv1.bias"].add_(1.0)
+        assert [torch.equal(own["bias"], bias) for own in run.method.memory.values()] == [True] * 3
 
 
 def test_a_broadcast_sees_the_server():
@@ -152,8 +100,8 @@ def test_a_broadcast_sees_the_server():
             super().aggregate(uploads)
             self.gain += 2
 
-    for engine in ENGINES:
-        run_rows(federation(Gains, **engine))
+    federation(Gains).run()
+    federation(Gains, slots=2).run()
 
 
 # --- numbers that are not finite
@@ -163,10 +111,10 @@ class Broken(Unaugmented):
     """Client 1 breaks in round 1: what it uploads, its loss, or a statistic is not finite. It keeps a count."""
 
     scopes = {"visited": "personal", "factor": "local"}
-    where = "tensor"
 
-    def __init__(self, model, **base):
+    def __init__(self, model, where, **base):
         super().__init__(model, **base)
+        self.where = where
         self.register_buffer("visited", torch.zeros(()))
         self.register_buffer("factor", torch.ones(()))
 
@@ -195,60 +143,26 @@ class Broken(Unaugmented):
 class Absent(Broken):
     """The same federation, where client 1 is not asked in round 1."""
 
-    where = "nowhere"
-
     def select_clients(self, round, roster):
         return [[0, 2]] if round == 1 else [[0, 1, 2]]
 
 
-def broken(place):
-    return type("Broken", (Broken,), {"where": place})
-
-
-NAMES = {
-    "tensor": r"the uploaded model\.conv1\.weight",
-    "loss": "the loss",
-    "stats": "the uploaded s",
-    "weight": "the upload's weight",
-}
-
-
-@pytest.mark.parametrize("place", NAMES)
-def test_an_update_that_is_not_finite_ends_the_run(place):
-    """With method, client, round, and what it is."""
-    with pytest.raises(
-        RunError, match=rf"^Broken, client 1 \(83 images\), round 1: {NAMES[place]} is not finite\. The"
-    ):
-        federation(broken(place), rounds=3).run()
-
-
-@pytest.mark.parametrize("engine", [*ENGINES, {"sums": "by_rank"}])
-@pytest.mark.parametrize("place", NAMES)
-def test_or_is_left_out_and_counted(place, engine):
+@pytest.mark.parametrize(
+    ("place", "engine"),
+    [
+        *((place, {}) for place in ("tensor", "loss", "stats", "weight")),
+        *(("loss", engine) for engine in ({"slots": 2}, {"sums": "by_rank"})),
+    ],
+)
+def test_an_update_that_is_not_finite_is_left_out_and_counted(place, engine):
     """As if the client had not been asked: the same models, means and states; but its visit and bytes count."""
-    skips = federation(broken(place), rounds=3, nonfinite="skip", **engine)
-    absent = federation(Absent, rounds=3, **engine)
+    skips = federation(Broken, where=place, rounds=3, nonfinite="skip", **engine)
+    absent = federation(Absent, where="nowhere", rounds=3, **engine)
     rows, expected = run_rows(skips), run_rows(absent)
     assert [row.get("skipped") for row in rows] == [None, 1, 1]
     counts = ("skipped", "visits", "participants", "steps", "bytes_up", "bytes_down")
     for row, other in zip(rows, expected, strict=True):
         assert {k: v for k, v in row.items() if k not in counts} == {k: v for k, v in other.items() if k not in counts}
     assert rows[1]["visits"] == 3 and rows[1]["bytes_up"] == 2 * rows[0]["bytes_up"]
-    assert all(torch.equal(value, absent.server[name]) for name, value in skips.server.items())
+    assert same_server(skips, absent)
     assert [float(skips.clients[k].tensors["visited"]) for k in range(3)] == [3, 2, 3]
-
-
-# --- declarations
-
-
-def test_what_is_there_but_empty_may_be_declared():
-    """A part that a switch turns off has no tensors, and its scope stays declared."""
-
-    class Switched(Unaugmented):
-        scopes = {"teacher": "personal", "list": "local", "model.head": "server"}
-
-        def __init__(self, model, **base):
-            super().__init__(model, **base)
-            self.teacher, self.list = None, nn.ParameterList()
-
-    check_declarations(federation(Switched).method)

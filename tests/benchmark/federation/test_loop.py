@@ -1,29 +1,32 @@
-"""The loop: who trains where, what is counted and kept, and symmetries that every federation has."""
+"""The loop: who trains where, what the server does, what is counted, averaged and kept, what is refused."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning import Fabric
+from lightning.fabric.loggers import CSVLogger
+from torch import nn
 
-from benchmark.federation.loop import assign
-from benchmark.registry import KINDS, find_class
-from federations import Unaugmented, few_data, make_data, make_federation, run_rows, same_tensors
-from methods.base import Stream, Visit
+from benchmark.federation.loop import Federation, assign
+from datamodules.common.errors import RunError
+from federations import (
+    Unaugmented,
+    few_data,
+    few_federation,
+    make_data,
+    make_federation,
+    make_method,
+    run_rows,
+    same_server,
+    same_tensors,
+)
+from methods.base import Pass, Visit
 
-PARAMETERS = 61_906  # of the small network for images of 24 pixels
-
-
-class Unshuffled(Unaugmented):
-    """One full batch in stored order: no random number is left."""
-
-    def streams(self, data):
-        return {"labelled": Stream(data.labelled, 1000, {"x": "test"}, {"y": data.labels}, shuffle=False)}
-
-
-def federation(cls=Unaugmented, clients=4, labelled=None, rounds=2, data=None, **args):
-    return make_federation(cls, data or few_data(clients, labelled), rounds, **args)
+federation = partial(few_federation, clients=2)
 
 
 # --- sharding over ranks
@@ -38,7 +41,6 @@ def test_visits_are_dealt_out_whole_and_level(plan, sizes, ranks):
     """Each visit once, a client's visits on one rank in order, and loads at most the largest client apart."""
     visits = [Visit(client=c, cohort=m, size=sizes[c]) for c, m in plan]
     parts = assign(visits, ranks)
-    assert len(parts) == ranks
     assert sorted(map(id, visits)) == sorted(id(v) for part in parts for v in part)
     owners = {}
     for rank, part in enumerate(parts):
@@ -49,31 +51,14 @@ def test_visits_are_dealt_out_whole_and_level(plan, sizes, ranks):
     loads = [sum(max(v.size, 1) for v in part) for part in parts]
     largest = max((sum(max(v.size, 1) for v in visits if v.client == c) for c in owners), default=0)
     assert max(loads) - min(loads) <= largest
-    assert assign(visits, ranks) == parts
 
 
 # --- what a row says
 
 
-def test_a_row():
-    """Every visit costs the network once each way, added up over rounds."""
-    first, second = run_rows(federation(clients=3))
-    assert set(first) == {
-        *("round", "acc", "auc", "precision", "recall", "loss"),
-        *("acc_by_class", "acc_clients", "acc_worst_clients"),
-        *("participants", "visits", "steps", "bytes_up", "bytes_down"),
-    }
-    assert (first["round"], first["participants"], first["visits"]) == (0, 3, 3)
-    assert first["bytes_up"] == first["bytes_down"] == 3 * 4 * PARAMETERS
-    assert second["bytes_up"] == second["bytes_down"] == 2 * first["bytes_up"]
-
-
 def test_steps_of_clients_and_of_the_server_are_counted():
     """Since the first round, the server's pre-training included."""
-    data = few_data(3, 1)
-    step_counts = [sum(-(-data.client(k).size // 64) for k in range(3)) * n for n in (1, 2)]
-    rows = run_rows(make_federation("fedavg", few_data(3, 3), rounds=2, batch_size=64))
-    assert [row["steps"] for row in rows] == step_counts
+    assert [row["steps"] for row in run_rows(federation(batch_size=64))] == [2 * 2, 4 * 2]  # 125 images each
     server = make_data("server")
     made = make_federation("server_only", server, rounds=2, server_epochs=3, server_pretrain=4, server_batch_size=10)
     epochs = -(-len(server.server.labelled) // 10) * 3
@@ -97,7 +82,7 @@ def test_a_round_says_which_classes_and_clients_its_model_serves():
     assert torch.equal(again.confusion, matrix) and again.averaged == run.averaged
 
 
-@pytest.mark.parametrize(("every", "evaluated"), [(1, [0, 1, 2, 3, 4]), (2, [1, 3, 4]), (5, [4]), (9, [4])])
+@pytest.mark.parametrize(("every", "evaluated"), [(2, [1, 3, 4]), (9, [4])])
 def test_evaluation_every_few_rounds_and_after_the_last(every, evaluated):
     """How often it looks changes nothing about what is trained; callbacks hear of every round."""
     heard = []
@@ -105,104 +90,161 @@ def test_evaluation_every_few_rounds_and_after_the_last(every, evaluated):
     class Hears:
         def on_round_end(self, federation, row):
             heard.append((federation.round, row and row["round"]))
-            assert (row is None) == (federation.round - 1 not in evaluated)
-            assert row is None or row["timing"]["seconds"] >= 0
 
-    run, reference = federation(clients=2, rounds=5), federation(clients=2, rounds=5)
+    run, reference = federation(rounds=5), federation(rounds=5)
     run.eval_every, run.callbacks = every, [Hears()]
     run.run()
     rows = run_rows(reference)
-    assert [row for _, row in heard if row is not None] == evaluated
-    assert [number for number, _ in heard] == [1, 2, 3, 4, 5]
-    assert same_tensors(run.server, reference.server)
+    assert heard == [(number + 1, number if number in evaluated else None) for number in range(5)]
+    assert same_server(run, reference)
     assert run.bytes_up == rows[-1]["bytes_up"]
 
 
-# --- plans
-
-
-def test_a_client_may_come_twice():
-    """Both visits start from the same global model; the second continues the client's own state."""
-
-    class Twice(Unaugmented):
-        scopes = {"taken": "personal"}
-
-        def __init__(self, model, **base):
-            super().__init__(model, **base)
-            self.register_buffer("taken", torch.zeros(()))
-            self.met = []
-
-        def select_clients(self, round, roster):
-            return [[2, 0], [1, 2]]
-
-        def on_train_start(self):
-            self.met.append((self.visit.client, self.visit.cohort, self.visit.repeat, self.visit.first))
-            self.start = {**getattr(self, "start", {}), len(self.met): self.tensors("shared")}
-
-        def on_train_batch_end(self, outputs, batch, batch_idx):
-            self.taken += 1
-
-        def aggregate(self, uploads):
-            self.order = [(u.visit.client, u.visit.repeat) for u in uploads]
-            super().aggregate(uploads)
-
-    run = federation(Twice, clients=3, rounds=1)
-    (row,) = run_rows(run)
-    assert run.method.met == [(2, 0, 0, True), (0, 0, 0, True), (1, 1, 0, True), (2, 1, 1, False)]
-    assert run.method.order == [(0, 0), (1, 0), (2, 0), (2, 1)]
-    assert all(same_tensors(start, run.method.start[1]) for start in run.method.start.values())
-    assert [float(run.clients[c].tensors["taken"]) for c in range(3)] == [2, 2, 4]
-    assert (row["participants"], row["visits"]) == (3, 4)
-
-
 def test_a_round_without_participants_changes_nothing():
-    """Clients without labels do not train in FedAvg; such a round is still evaluated."""
-    run = make_federation("fedavg", few_data(6, 1), rounds=30)
-    run.roster.participants = 1
-    idle = next(r for r in range(30) if run.roster.sample(r) != [0])
+    """It is still evaluated."""
+
+    class Rests(Unaugmented):
+        def select_clients(self, round, roster):
+            return [[]]
+
+    run = federation(Rests)
     before = {k: v.clone() for k, v in run.server.items()}
-    row = run.run_round(idle)
+    row = run.run_round(0)
     assert same_tensors(run.server, before)
     assert row["participants"] == row["bytes_up"] == 0
     assert "loss" not in row
 
 
-# --- symmetries
-
-
 def test_a_state_is_a_snapshot():
     """Going on does not change a state taken before, and it can be continued from twice."""
-    run = federation(clients=2, rounds=3)
+    run = federation(rounds=3)
     run.run_round(0)
     run.round = 1
     state = run.state_dict()
     frozen = copy.deepcopy(state)
     rows = run_rows(run)
     for _ in range(2):
-        again = federation(clients=2, rounds=3)
+        again = federation(rounds=3)
         again.load_state_dict(state)
         assert run_rows(again) == rows
-        assert same_tensors(again.server, run.server)
+        assert same_server(again, run)
     kept, expected = state["clients"][1][1][0][0], frozen["clients"][1][1][0][0]
     assert same_tensors(kept, expected)
     assert same_tensors(state["server"], frozen["server"])
 
 
-def test_a_resumed_method_is_the_server_when_clients_are_chosen():
-    """As it is in a run that nothing interrupts: a rule may look at the model."""
+def test_a_logger_that_fails_is_left_out_with_a_warning(tmp_path):
+    class Broken(CSVLogger):
+        def log_metrics(self, *args, **kwargs):
+            raise OSError("no space left")
 
-    class Looks(find_class("fedavg", KINDS["method"])):
-        def select_clients(self, round, roster):
-            seen.append((round, sum(float(p.detach().double().sum()) for p in self.model.parameters())))
-            return super().select_clients(round, roster)
+    fabric = Fabric(accelerator="cpu", devices=1, loggers=[Broken(tmp_path)])
+    fabric.launch()
+    data = few_data(2)
+    run = Federation(make_method(Unaugmented), data, data.roster(0), fabric, rounds=2, seed=0)
+    with pytest.warns(UserWarning, match="Broken is off, the run goes on: no space left"):
+        assert len(run_rows(run)) == 2
+    assert fabric.loggers == []
 
-    seen = []
-    run = make_federation(Looks, few_data(2), rounds=2)
-    run_rows(run)
-    whole = dict(seen)
-    half, rest = (make_federation(Looks, few_data(2), rounds=n) for n in (1, 2))
-    run_rows(half)
+
+# --- the averaged model
+
+
+def test_what_is_averaged_and_what_it_leaves_alone():
+    """One round is the last one, and a short run is averaged whole; the server stays that of the last round."""
+    one, two, nine = (federation(average_last=last) for last in (1, 2, 9))
+    rows = [run_rows(run) for run in (one, two, nine)]
+    assert one.averaged == {"rounds": 1, **{name: rows[0][-1][name] for name in one.averaged if name != "rounds"}}
+    assert two.averaged == nine.averaged != {**one.averaged, "rounds": 2}
+    for run in (two, nine):
+        assert same_server(run, one)
+        assert same_tensors({name: run.method.registered()[name] for name in run.server}, one.server)
+
+
+# --- the server
+
+
+class ServerTrains(Unaugmented):
+    """Clients do nothing; the server trains on its labels before and in every round."""
+
+    scenario = "server"
+
+    def make_upload(self, client):
+        return None
+
+    def server_step(self, server):
+        steps = server.fit([Pass(self.streams(server.data))] * (2 if server.visit.before_first_round else 1))
+        self.steps = [*getattr(self, "steps", []), steps]
+
+
+def test_the_server_trains_and_keeps_its_momentum():
+    """As plain SGD over 2 + 3 passes would, momentum carried along."""
+    whole = make_federation(ServerTrains, rounds=3)
+    rows = run_rows(whole)
+    assert whole.method.steps == [2, 1, 1, 1]  # 40 labels, a batch of 64
+    assert rows[-1]["bytes_up"] == 0
+    assert [row["server/loss"] for row in rows] == sorted((r["server/loss"] for r in rows), reverse=True)
+
+    data, site = whole.data, whole.data.server
+    model = make_federation(ServerTrains, data).method.model
+    optimizer = torch.optim.SGD(model.parameters(), 0.03, 0.9, weight_decay=5e-4, fused=True)
+    for _ in range(5):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(data.take("test", site.labelled)), site.labels).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(whole.server[f"model.{name}"], value, rtol=1e-4, atol=1e-6)
+
+
+class LogsAtTheServer(Unaugmented):
+    """The server logs when it has averaged, and in its step."""
+
+    def aggregate(self, uploads):
+        super().aggregate(uploads)
+        self.log("weight", sum(upload.weight for upload in uploads))
+        self.log("both", 1.0)
+        assert self.tallied("both") == 1.0
+
+    def server_step(self, server):
+        self.log("both", 2.0)
+
+
+@pytest.mark.parametrize("slots", [None, 2])
+def test_what_the_server_logs_is_in_the_row(slots):
+    """A name that both hooks log has the mean of them."""
+    rows = run_rows(federation(LogsAtTheServer, slots=slots))
+    assert [row["server/weight"] for row in rows] == [250, 250]
+    assert [row["server/both"] for row in rows] == [1.5, 1.5]
+
+
+def test_what_hooks_draw_outside_visits_is_the_same_after_an_interruption():
+    """Noise at the server comes from a stream of the round, not from wherever torch's generator stands."""
+
+    class Noisy(Unaugmented):
+        def aggregate(self, uploads):
+            super().aggregate(uploads)
+            with torch.no_grad():
+                self.model.conv1.weight.add_(1e-2 * torch.randn_like(self.model.conv1.weight))
+
+    whole, half, rest = (federation(Noisy, rounds=n) for n in (2, 1, 2))
+    whole.run()
+    half.run()
     rest.load_state_dict(half.state_dict())
-    seen.clear()
-    run_rows(rest)
-    assert dict(seen) == {1: whole[1]}
+    torch.manual_seed(99)
+    rest.run()
+    assert same_server(whole, rest)
+
+
+CLIENTS = ["fedavg", "fed_consist", "rscfed", "fedirm", "cbafed", "local_ssl", "feddure"]
+SERVERS = ["fedcon", "server_only"]
+
+
+@pytest.mark.parametrize("name", [*CLIENTS, *SERVERS])
+def test_training_on_labels_that_nobody_has_is_refused(name):
+    """A record of chasing a network that has learnt nothing would look like a result."""
+    told = "no client holds labels" if name in CLIENTS else "the server has no labels to train on"
+    scenario = "server" if name in CLIENTS else "all_clients"
+    data = make_data(scenario, pipeline="randaugment_levels_cutout")
+    with pytest.raises(RunError, match=told):
+        make_federation(name, data, **{"warmup_rounds": 0} if name == "cbafed" else {}).run()

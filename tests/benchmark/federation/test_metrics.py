@@ -59,27 +59,18 @@ def test_released_numbers():
 
 
 @pytest.mark.parametrize(("n", "classes"), [(700, 2), (2600, 37)])
-def test_agrees_with_scikit_learn(n, classes):
+@pytest.mark.parametrize("ties", [False, True])
+def test_agrees_with_scikit_learn(n, classes, ties):
+    """Ties count half; a class that is absent but predicted has precision 0, and neither recall nor AUC."""
     probs, labels = random_case(n, n, classes)
-    assert scores(probs, labels)[0] == pytest.approx(oracle(probs, labels), abs=1e-3)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_ties_count_half(seed):
-    probs, labels = random_case(seed, 200, 5)
-    probs = (probs * 8).round() / 8
-    assert len(probs.unique()) < 10
-    assert scores(probs, labels)[0] == pytest.approx(oracle(probs, labels), abs=1e-3)
-
-
-def test_absent_class_that_is_predicted_has_precision_0_and_no_recall_or_auc():
-    probs, labels = random_case(3, 300, 4)
-    labels[labels == 2] = 1
-    assert 2 in probs.argmax(1)
-    found, _ = scores(probs, labels)
+    if ties:
+        probs = (probs * 8).round() / 8
+    if classes > 2:
+        labels[labels == 2] = 1
+        assert 2 in probs.argmax(1)
+    found, confusion = scores(probs, labels)
     assert found == pytest.approx(oracle(probs, labels), abs=1e-3)
-    three = [roc_auc_score(labels.numpy() == c, probs[:, c].numpy()) for c in (0, 1, 3)]
-    assert found["auc"] == pytest.approx(100 * sum(three) / 3, abs=1e-3)
+    assert confusion.tolist() == confusion_matrix(labels, probs.argmax(1), labels=range(classes)).tolist()
 
 
 def test_one_class_has_no_auc():
@@ -90,21 +81,9 @@ def test_one_class_has_no_auc():
     assert found["acc"] == pytest.approx(100 * float((probs.argmax(1) == 1).float().mean()))
 
 
-@pytest.mark.parametrize(
-    ("probs", "message"),
-    [
-        (torch.tensor([[0.5, torch.nan]]), "is not finite: the model has diverged"),
-        (torch.tensor([[-3.0, 4.0]]), "-3.0 to 4.0"),
-    ],
-)
-def test_what_is_no_probability_is_one_clear_error(probs, message):
-    with pytest.raises(RunError, match=message):
-        scores(probs, torch.tensor([0]))
-
-
-def test_the_confusion_matrix_has_true_classes_as_lines():
-    probs, labels = random_case(7, 500, 6)
-    assert scores(probs, labels)[1].tolist() == confusion_matrix(labels, probs.argmax(1)).tolist()
+def test_probabilities_that_are_not_finite_are_one_clear_error():
+    with pytest.raises(RunError, match="is not finite: the model has diverged"):
+        scores(torch.tensor([[0.5, torch.nan]]), torch.tensor([0]))
 
 
 def test_accuracy_by_class():
@@ -122,12 +101,9 @@ def test_clients_weigh_classes_as_their_images_do():
         "acc_clients": 60.0,
         "acc_worst_clients": 60.0,
     }
-
-
-def test_classes_that_the_test_set_lacks_tell_nothing_of_a_client():
-    by_class = torch.tensor([80.0, torch.nan])
-    assert client_accuracies(by_class, torch.tensor([[1, 99], [0, 7], [0, 0]]))["acc_clients"] == 80.0
-    assert client_accuracies(by_class, torch.tensor([[0, 7], [0, 0]])) == {}
+    known = torch.tensor([80.0, torch.nan])  # classes that the test set lacks tell nothing of a client
+    assert client_accuracies(known, torch.tensor([[1, 99], [0, 7], [0, 0]]))["acc_clients"] == 80.0
+    assert client_accuracies(known, torch.tensor([[0, 7], [0, 0]])) == {}
 
 
 def shares(selected, correct, suffix=""):

@@ -1,5 +1,6 @@
-"""Recorded steps against the same steps run one by one."""
+"""Recorded steps against the same steps run one by one, and what a recording refuses."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from benchmark.federation.recording import record
+from datamodules.common.errors import RunError
+from federations import different
+from host_reads import count_host_reads
 
 CPU = torch.device("cpu")
 STEPS = 5
@@ -61,55 +65,108 @@ class World:
         }
 
 
-def differences(optimizer: Any, warm_up: int = 1) -> list[str]:
-    """Names of tensors that recorded steps leave in another state than the same steps run one by one."""
+@pytest.mark.parametrize("optimizer", [partial(SGD, momentum=0.9), Adam], ids=["momentum", "Adam"])
+def test_replays_equal_the_same_steps_run_one_by_one(optimizer: Any) -> None:
+    """Bit for bit, at a rate that changes, in a 0-dim tensor; fused Adam counts its steps in tensors, too.
+
+    The first step makes the optimiser's state and the second is recorded, which takes it once.
+    """
     eager, recorded = World(optimizer), World(optimizer)
-    replay = None
+    take = recorded.step
     for number in range(STEPS):
         eager.arrive(number)
         eager.step()
         recorded.arrive(number)
-        if number < warm_up:
-            recorded.step()
-        elif replay is None:
-            replay = record(recorded.step, CPU, [recorded.generator])
+        if number == 1:
+            take = record(recorded.step, CPU, [recorded.generator])
         else:
-            replay()
-    expected, found = eager.tensors(), recorded.tensors()
-    assert found.keys() == expected.keys() and all(value.isfinite().all() for value in expected.values())
-    return [name for name, value in expected.items() if not torch.equal(value, found[name])]
+            take()
+    expected = eager.tensors()
+    assert all(value.isfinite().all() for value in expected.values())
+    assert different(recorded.tensors(), expected) == []
 
 
-MOMENTUM = partial(SGD, momentum=0.9)
+X = torch.arange(6.0).reshape(2, 3)
+I = torch.tensor([2, 0, 1])  # noqa: E741
+
+HOST_READS: dict[str, tuple[str, Callable[[], object]]] = {
+    "item": ("aten._local_scalar_dense", lambda: X.sum().item()),
+    "one_hot": ("one_hot", lambda: F.one_hot(I, 3)),
+    "inference mode": ("aten._local_scalar_dense", torch.inference_mode()(lambda: bool(X.any()))),
+    "equal": ("aten.equal", lambda: torch.equal(X, X)),
+    "nonzero": ("aten.nonzero", lambda: X.nonzero()),
+    "where in inference mode": ("aten.nonzero", torch.inference_mode()(lambda: torch.where(X > 2))),
+    "mask": ("aten.index", lambda: X[X > 2]),
+    "mask of bytes": ("aten.index", lambda: torch.ops.aten.index(X, [torch.tensor([1, 0], dtype=torch.uint8)])),
+    "write by mask": ("aten.index_put_", lambda: X.clone().index_put_((X > 2,), torch.ones(3))),
+    "unique": ("aten._unique2", lambda: I.unique()),
+    "histc": ("aten.histc", lambda: X.histc()),
+    "inverse": ("aten._linalg_check_errors", lambda: torch.linalg.inv(torch.eye(3))),
+    "tolist": ("Tensor.tolist", lambda: X.tolist()),
+    "numpy": ("Tensor.numpy", lambda: X.numpy()),
+}
 
 
-@pytest.mark.parametrize("optimizer", [MOMENTUM, Adam], ids=["momentum", "Adam"])
-def test_replays_equal_the_same_steps_run_one_by_one(optimizer: Any) -> None:
-    """Bit for bit, at a rate that changes, in a 0-dim tensor; fused Adam counts its steps in tensors, too."""
-    assert differences(optimizer) == []
+@pytest.mark.parametrize("case", HOST_READS)
+def test_a_step_that_reads_back_or_makes_shapes_from_data_is_refused(case: str) -> None:
+    """The message says which operation, where, and what to do; the count finds the same and runs on."""
+    name, function = HOST_READS[case]
+    with pytest.raises(RunError) as error:
+        record(lambda: function(), CPU)
+    message = str(error.value)
+    assert message.startswith(f"{name} at {__file__}:")
+    assert ("that of methods.parts.tensors" in message) == (name == "one_hot")
+    with count_host_reads() as reads:
+        function()
+    assert reads[name] >= 1
 
 
-def test_the_first_step_of_an_optimiser_cannot_be_replayed() -> None:
-    """It makes the momentum; hence the step that runs before the recorded one."""
-    assert "4.weight" in differences(MOMENTUM, warm_up=0)
-    assert differences(MOMENTUM, warm_up=2) == []
-
-
-def test_recording_runs_the_step_once_and_a_replay_draws_from_the_generator_as_it_is_seeded() -> None:
-    """The effects of a step in Python happen when it is recorded, and not when it is replayed."""
-    generator, out, total, calls = torch.Generator().manual_seed(3), torch.zeros(4), torch.zeros(()), []
+def test_a_read_in_a_backward_pass_is_refused_too() -> None:
+    """The backward pass of the CPU runs in the thread that called it, in sight of the recording."""
+    w = torch.ones(2, requires_grad=True)
 
     def step() -> None:
-        total.add_(1.0)
-        out.uniform_(generator=generator)
-        calls.append(1)
+        y = w * 2
+        y.register_hook(lambda grad: grad * grad.sum().item())
+        y.sum().backward()
 
-    replay = record(step, CPU, [generator])
-    first = out.clone()
-    assert (float(total), len(calls)) == (1.0, 1)
-    replay()
-    assert not torch.equal(out, first)
-    generator.manual_seed(3)
-    replay()
-    assert torch.equal(out, first)
-    assert (float(total), len(calls)) == (3.0, 1)
+    with pytest.raises(RunError, match=r"aten\._local_scalar_dense at .*test_recording"):
+        record(step, CPU)
+
+
+G, FOREIGN = torch.Generator(), torch.Generator()
+
+DRAWS: dict[str, Callable[[], object]] = {
+    "rand": lambda: torch.rand(3),
+    "bernoulli": lambda: torch.bernoulli(X / 6),
+    "dropout": lambda: F.dropout(X, 0.5),
+    "attention": lambda: F.scaled_dot_product_attention(*[X[None]] * 3, dropout_p=0.5),
+    "gamma": lambda: torch._standard_gamma(X + 1),
+    "foreign generator": lambda: torch.rand(3, generator=FOREIGN),
+}
+
+
+@pytest.mark.parametrize("case", DRAWS)
+def test_a_draw_from_another_generator_is_refused(case: str) -> None:
+    """The global generator, given or not, and one that the recording was not told of."""
+    with torch.random.fork_rng(), pytest.raises(RunError, match=r"generator=self\.generator"):
+        record(lambda: DRAWS[case](), CPU, [G])
+
+
+ALLOWED: dict[str, Callable[[], object]] = {
+    "integer indices": lambda: X[:, I] + X[:, [0, 1, 2]],
+    "write by integers": lambda: X.clone().index_put_((I[:1] - 2,), torch.ones(3)),
+    "assignment by mask": lambda: X.clone().__setitem__(X > 2, 0.0),
+    "assignment by mask before torch 2.12": lambda: torch.ops.aten.index_put_(X.clone(), [X > 2], torch.tensor(0.0)),
+    "0-dim tensors": lambda: X.clone().lerp_(X * 2, X.mean()).clamp(max=X.mean()).fill_(X.sum()),
+    "dropout in evaluation": lambda: F.dropout(X, 0.5, training=False) + F.dropout(X, 0.0),
+    "gamma": lambda: torch._standard_gamma(X + 1, generator=G),
+}
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_what_looks_alike_is_allowed(case: str) -> None:
+    with count_host_reads() as reads:
+        ALLOWED[case]()
+    assert not reads
+    record(lambda: ALLOWED[case](), CPU, [G])()

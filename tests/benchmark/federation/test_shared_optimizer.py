@@ -3,10 +3,9 @@
 import torch
 import torch.nn.functional as F
 
-from benchmark.federation.checkpoint import Checkpoint
 from benchmark.federation.loop import Federation
 from datamodules.common.streams import generator
-from federations import SIDE, Unaugmented, few_data, few_federation, make_method, plain_fabric, run_rows, same_tensors
+from federations import SIDE, Unaugmented, few_data, few_federation, make_method, plain_fabric, run_rows, same_server
 from methods import models
 from methods.parts.aggregation import weighted_mean
 from two_processes import between_two
@@ -55,21 +54,6 @@ def test_a_shared_optimiser_goes_from_visit_to_visit():
     assert all(torch.equal(value, run.server[f"model.{name}"]) for name, value in model.state_dict().items())
 
 
-def test_an_interrupted_run_takes_up_the_shared_optimiser(tmp_path):
-    """From its file it goes on as if nothing had been."""
-    whole, half, rest = (few_federation(HandsOn, clients=2, rounds=3) for _ in range(3))
-    rows = run_rows(whole)
-    half.run_round(0)
-    half.round = 1
-    Checkpoint(tmp_path / "checkpoint.pt").save(half.state_dict())
-    rest.load_state_dict(Checkpoint(tmp_path / "checkpoint.pt").load())
-    assert run_rows(rest) == rows[1:]
-    assert same_tensors(rest.server, whole.server)
-    forgotten = few_federation(HandsOn, clients=2, rounds=3)
-    forgotten.load_state_dict({**half.state_dict(), "handed_on": []})
-    assert run_rows(forgotten) != rows[1:]
-
-
 def test_a_visit_that_is_left_out_leaves_no_momentum():
     """The next one begins with the optimiser state that it had begun with."""
 
@@ -84,12 +68,17 @@ def test_a_visit_that_is_left_out_leaves_no_momentum():
         def select_clients(self, round, roster):
             return [[0, 2]] if round == 1 else [[0, 1, 2]]
 
-    left_out, absent = (
-        few_federation(Diverges, clients=3, rounds=3, nonfinite="skip"),
-        few_federation(Absent, 3, rounds=3),
-    )
-    run_rows(left_out), run_rows(absent)
-    assert left_out.skipped == 1 and same_tensors(left_out.server, absent.server)
+    left_out = few_federation(Diverges, clients=3, rounds=3, nonfinite="skip")
+    absent = few_federation(Absent, clients=3, rounds=3)
+    left_out.run(), absent.run()
+    assert left_out.skipped == 1 and same_server(left_out, absent)
+
+
+def test_slots_then_take_turns_in_whole_visits():
+    """With replay, too, they come to the reference's bits."""
+    reference, slots = few_federation(LastFirst, clients=3), few_federation(LastFirst, clients=3, slots=3)
+    assert run_rows(reference) == run_rows(slots) and same_server(reference, slots)
+    assert slots.engine.counts()["replayed"] > 0
 
 
 def hand_on(fabric):

@@ -363,13 +363,6 @@ class ReadsLoss(FedAvg):
         return loss * min(1.0, float(loss.detach()))
 
 
-class DrawsElsewhere(FedAvg):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        drawn = torch.rand(1, device=self.device, generator=torch.Generator(device=self.device))
-        return super().training_step(batch, batch_idx) + 0 * drawn[0]
-
-
-@pytest.mark.parametrize("method", [ReadsLoss, DrawsElsewhere])
-def test_what_cannot_be_captured_is_refused(method: type) -> None:
-    with pytest.raises(RunError, match=rf"{method.__name__}.*cannot be captured.*--fssl-method"):
-        on_the_device(method, slots=1)
+def test_what_cannot_be_captured_is_refused() -> None:
+    with pytest.raises(RunError, match=r"ReadsLoss.*cannot be captured.*--fssl-method"):
+        on_the_device(ReadsLoss, slots=1)
