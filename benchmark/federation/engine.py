@@ -10,6 +10,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torchvision.ops import StochasticDepth
 
 from benchmark.federation import hooks
 from benchmark.federation.collectives import tensors_in
@@ -27,7 +28,12 @@ from methods.models.norm import serially
 from methods.parts.aggregation import num_bytes
 from methods.parts.engine_state import EngineState, RegisteredTensors
 
-DROPS: dict[type[nn.Module], str] = {_DropoutNd: "p", nn.RNNBase: "dropout", nn.MultiheadAttention: "dropout"}
+DROPS: dict[type[nn.Module], str] = {
+    _DropoutNd: "p",
+    StochasticDepth: "p",
+    nn.RNNBase: "dropout",
+    nn.MultiheadAttention: "dropout",
+}
 """Layers that drop units with draws from torch's global generator, and their attribute with the probability."""
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
+from torchvision.ops import StochasticDepth
 
 from benchmark.federation.engine import Seat
 from datamodules.common.errors import ConfigError
@@ -138,6 +139,7 @@ def test_a_client_goes_to_a_slot_that_has_recorded_steps_of_its_size() -> None:
 
 DRAWS = torch.nn.Dropout(0.5)
 LAYERS_OF_LSTM = torch.nn.LSTM(2, 2, 2, dropout=0.1)
+SKIPS = StochasticDepth(0.1, "row")
 DRAWS_NOTHING = [torch.nn.Dropout(0.0), torch.nn.Dropout(0.5).eval(), torch.nn.LSTM(2, 2)]
 IN_TURNS, ALONE = {"slots": 2, "replay": False}, {"slots": 1, "replay": False}
 
@@ -153,10 +155,12 @@ def with_layer(layer: torch.nn.Module, engine: dict[str, Any]) -> None:
     make_federation(Drops, fewest_data(2), **engine)
 
 
-@pytest.mark.parametrize(("layer", "engine"), [(DRAWS, IN_TURNS), (DRAWS, {"slots": 1}), (LAYERS_OF_LSTM, IN_TURNS)])
+@pytest.mark.parametrize(
+    ("layer", "engine"), [(DRAWS, IN_TURNS), (DRAWS, {"slots": 1}), (LAYERS_OF_LSTM, IN_TURNS), (SKIPS, IN_TURNS)]
+)
 def test_layers_that_draw_from_the_global_generator_need_the_reference(layer: Any, engine: dict[str, Any]) -> None:
     """Steps of several clients would draw from it in turns, and a replay could not seed it."""
-    with pytest.raises(ConfigError, match=r"model\.layer.* (Dropout|LSTM).*--engine reference.*head_dropout"):
+    with pytest.raises(ConfigError, match=r"model\.layer.* (Dropout|LSTM|Stoch).*--engine reference.*head_dropout"):
         with_layer(layer, engine)
 
 

@@ -1,5 +1,7 @@
 """Clients' states beyond the limit lie on disk: the same bits, less memory, and checkpoints that share the files."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from benchmark.federation.site import ClientState
 from benchmark.federation.store import Store
 from datamodules.common.errors import RunError
 from federations import few_data, make_method, plain_fabric, same_server
+from two_processes import between_two
 
 ENTRY = 4 * 100
 
@@ -24,10 +27,10 @@ def values(kept):
     return float(kept.tensors["mine"][0]), float(kept.optimizers[0][0]["momentum_buffer"][0])
 
 
-def federation(store=None):
+def federation(store=None, fabric=None):
     data = few_data(6, 6)
     roster = data.roster(0, participants=4)
-    return Federation(make_method("fedavg"), data, roster, plain_fabric(), rounds=3, seed=0, store=store)
+    return Federation(make_method("fedavg"), data, roster, fabric or plain_fabric(), rounds=3, seed=0, store=store)
 
 
 def test_all_states_come_back_and_the_last_ones_lie_in_memory(tmp_path):
@@ -68,3 +71,17 @@ def test_a_checkpoint_takes_the_files_and_a_run_continues_from_it(tmp_path):
     resumed.load_state_dict(saved)
     resumed.run()
     assert same_server(resumed, whole)
+
+
+def in_one_of_two(fabric, folder):
+    run = federation(Store(0, folder), fabric)
+    run.run()
+    return {name: value.clone() for name, value in run.server.items()}, run.clients.bytes, len(run.clients)
+
+
+def test_two_processes_with_states_on_disk_give_the_bits_of_one(tmp_path):
+    plain = federation()
+    plain.run()
+    for server, held, clients in between_two(partial(in_one_of_two, folder=tmp_path)):
+        assert all(torch.equal(value, plain.server[name]) for name, value in server.items())
+        assert 0 < held < clients * plain.engine.kept_bytes() / 2
