@@ -47,14 +47,6 @@ def test_every_row_but_reference_and_bounds_has_a_control(name: str, seeds: int)
         assert [row.method for row in beside.rows] == [method for method in methods if method not in controls]
 
 
-def test_mnist_is_admitted_on_seeds_of_its_own() -> None:
-    pilots = {1000, 1001, 1002, 2000, 2001, 2002, 2003, 2010, 2011}
-    for one in candidates(load("mnist"), "board", Runtime()):
-        for runs in one.runs.values():
-            assert not pilots & {run.config.seed for run in runs}
-            assert {run.config.data.init_args["validation"] for run in runs} == {58_000}
-
-
 def test_variants_of_news_meet_the_setting_that_they_explain() -> None:
     """They stand in tables of their own, which have no reference and so are not ranked."""
     papers = load("news")
