@@ -52,14 +52,6 @@ def test_differences_are_paired_by_seed():
     assert found.loc["base", ["difference", "p", "above"]].isna().all()
 
 
-def test_holms_correction():
-    """The smallest of m p-values times m, the next times m - 1, and never less than the one before."""
-    found = compare(SCORES, "base").drop(index="base")
-    order = found["p"].sort_values()
-    expected = np.minimum(1.0, np.maximum.accumulate(order * [3, 2, 1]))
-    np.testing.assert_allclose(found["p_holm"][order.index], expected)
-
-
 def test_bounds_are_outside_the_family():
     """They have a difference and an interval and no test; the others are corrected as if they were absent."""
     found, without = compare(SCORES, "base", bounds=["worst"]), compare(SCORES.drop(columns="worst"), "base")
@@ -195,13 +187,11 @@ def test_a_lead_is_paired_by_seed():
         ([-3.0, -2.0, -1.0], "50.5", "not seen"),
         ([-4.0, -3.0, -2.0], "50.5", "reversed"),  # from -5.484 to -.516
         ([-4.0, -3.0, -2.0], "42.0", "smaller"),  # a printed loss
-        ([2.0, 3.0, 4.0], "45.0", "reversed"),
         ([2.0, 3.0, 4.0], "50.0", ""),  # nothing is claimed
         ([3.04, 3.04, 3.04], "53.0", "holds"),  # no scatter: ours is rounded as the printed lead is
         ([3.06, 3.06, 3.06], "53.2", "smaller"),
         ([0.0, 0.0, 0.0], "53.0", "not seen"),
-        ([3.0], "53.0", "open"),  # fewer than three seeds
-        ([3.0, 3.0], "53.0", "open"),
+        ([3.0, 3.0], "53.0", "open"),  # fewer than three seeds
     ],
 )
 def test_the_lead_decides(differences, printed, word):

@@ -1,17 +1,13 @@
 """Suite files: layers, expansion to distinct runs, filters."""
 
-import re
-
 import pytest
 
-from benchmark.cli import main
 from benchmark.suites import suite
 from benchmark.suites.plan import Row, control_of
 from benchmark.suites.schema import Layer, Layers, on_top
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 from datamodules.common.yaml import load_yaml
-from toy_suite import SUITE
 
 SPEC = """
 paper: toy
@@ -195,12 +191,11 @@ def test_a_mistake_is_told_with_its_place(changes, message):
         Suite(spec(**changes), "toy.yaml").plan("paper")
 
 
-def test_published_values_lie_beside_a_suite_of_ones_own_or_in_the_package(tmp_path):
+def test_published_values_lie_beside_a_suite_of_ones_own(tmp_path):
     with pytest.raises(ConfigError, match=r"toy\.csv"):
         Suite(spec(), "toy.yaml", tmp_path).published()
     (tmp_path / "toy.csv").write_text("table,dataset,method,M,metric,value\n1,A,low,1,acc,50.1\n")
     assert list(Suite(spec(), "toy.yaml", tmp_path).published().values()) == ["50.1"]
-    assert len(Suite(spec(published="rscfed.csv"), "toy.yaml", tmp_path).published()) == 144
 
 
 def test_a_control_is_the_row_that_the_columns_mean():
@@ -210,13 +205,3 @@ def test_a_control_is_the_row_that_the_columns_mean():
     elsewhere = Row("1", "B", "low", {"M": "2"}, {})
     low, second, *high = rows
     assert [control_of(row, [*rows, elsewhere], "low") for row in (low, *high)] == [None, low, second, None]
-
-
-@pytest.mark.parametrize("row", ["9/A/low", "1/A/low"])
-def test_the_command_that_an_error_names_finds_a_suite_of_ones_own(tmp_path, monkeypatch, capsys, row):
-    """It has the path of the file: under its name alone nobody finds it."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.yaml").write_text(SUITE)
-    assert main(["plot", "--suite", "own.yaml", "--row", row, "--scale", "quick"]) == 2
-    named = re.search("`(?:status|table) (.*?)`", capsys.readouterr().err)
-    assert named and main(["status", *named[1].split()]) == 0
