@@ -45,7 +45,7 @@ def record(accuracy):
         "final": {"acc": accuracy},
         "last_k_mean": {"acc": accuracy - 0.5, "rounds": 10},
         "timing": {"seconds": 100.0},
-        "environment": {},
+        "environment": {"cpu": "Some CPU", "cores": 2, "threads": 1},
         "code_version": "abc",
         "client_state_bytes": 2_000_000,
     }
