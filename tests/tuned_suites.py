@@ -30,10 +30,6 @@ scales:
 """)
 
 
-LEARNS = {**SPEC, "base": {"set": {**SPEC["base"]["set"], "data": "digits"}}}
-"""With so many steps that four rounds teach something."""
-
-
 def toy(tmp_path, spec=SPEC):
     return Suite(spec, "toy.yaml", tmp_path / "suites")
 

@@ -1,15 +1,15 @@
 """Admission: which runs a setting needs, and which figures let it in."""
 
-from dataclasses import replace
+from copy import deepcopy
 
 import pytest
 import yaml
 
 from benchmark.board.admit import admit, candidates, judged
-from benchmark.runs.states import state
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 from run_folders import change, completed
+from tuned_suites import made_up
 
 SPEC = yaml.safe_load("""
 paper: toy
@@ -68,26 +68,20 @@ def test_what_tuning_has_chosen_does_not_count(suite, runtime):
     assert suite.plan("quick").runs and candidates(suite, "quick", runtime) == before
 
 
-def test_admission_has_seeds_of_its_own_and_rows_that_are_there(tmp_path):
-    quick = SPEC["scales"]["quick"]
-    central = {**quick["admission"]["central"], "labels": ["supervised", "consistnt"]}
-    for other, told in (
-        ({"seeds": [0, 1001]}, "seed 1001 is reported"),
-        ({"admission": {**quick["admission"], "seeds": [1000, 1000]}}, r"admission\.seeds: twice: 1000"),
-        ({"admission": {"seeds": [1000], "central": central}}, "'consistnt'.*'consistent'"),
-    ):
-        with pytest.raises(ConfigError, match=rf"scales\.quick.*{told}"):
-            Suite({**SPEC, "scales": {"quick": {**quick, **other}}}, "toy.yaml")
-
-
-def test_a_central_row_has_a_label_of_its_own(tmp_path, runtime):
-    """Else its run in one place would stand for the reference."""
-    quick = SPEC["scales"]["quick"]
-    central = {**quick["admission"]["central"], "labels": ["base", "consistent"]}
-    scales = {"quick": {**quick, "admission": {**quick["admission"], "central": central}}}
-    suite = Suite({**SPEC, "scales": scales}, "toy.yaml", tmp_path / "suites")
-    with pytest.raises(ConfigError, match=r"clients.*base"):
-        candidates(suite, "quick", runtime)
+@pytest.mark.parametrize(
+    ("seeds", "central", "told"),
+    [
+        ([0, 1001], ["supervised", "consistent"], r"scales\.quick.*seed 1001 is reported"),
+        ([0], ["supervised", "consistnt"], r"scales\.quick.*'consistnt'.*'consistent'"),
+        ([0], ["base", "consistent"], "clients.*base"),  # its run in one place would stand for the reference
+    ],
+)
+def test_admission_has_seeds_and_central_rows_of_its_own(runtime, seeds, central, told):
+    spec = deepcopy(SPEC)
+    spec["scales"]["quick"]["seeds"] = seeds
+    spec["scales"]["quick"]["admission"]["central"]["labels"] = central
+    with pytest.raises(ConfigError, match=told):
+        candidates(Suite(spec, "toy.yaml"), "quick", runtime)
 
 
 @pytest.mark.parametrize(
@@ -109,17 +103,16 @@ def test_three_figures_decide(tmp_path, runtime, bound, consistent, late, admitt
     assert found["seeds"] == [1000, 1001]
 
 
-def test_admit_runs_what_is_missing_and_writes_beside_the_suite(suite, runtime):
+def test_admit_runs_what_is_missing_and_writes_beside_the_suite(suite, runtime, monkeypatch):
+    ran = made_up(monkeypatch, lambda run: 50.0)
     made = admit(suite, "quick", runtime, 1)
     written = yaml.safe_load(suite.admitted.path("quick").read_text())
     assert written == made == suite.admitted.own("quick")
     assert set(written["clients/Digits"]["accuracy"]) == {"base", "bound", "supervised", "consistent"}
     (one,) = candidates(suite, "quick", runtime)
     paths = [run.folder for runs in one.runs.values() for run in runs]
-    assert all(state(path) == "complete" and "admission" in path.parts for path in paths)
-    before = [path.stat().st_mtime_ns for path in paths]
-    admit(suite, "quick", replace(runtime), 1)
-    assert [path.stat().st_mtime_ns for path in paths] == before
+    assert [run.folder for run in ran] == paths and all("admission" in path.parts for path in paths)
+    assert admit(suite, "quick", runtime, 1) == made and len(ran) == len(paths)
     change(paths[-1], lambda record: record["environment"].update(revisions=["method 0, framework 1"]))
     with pytest.raises(ConfigError, match="other code"):
         admit(suite, "quick", runtime, 1)

@@ -1,19 +1,15 @@
 """Tuning: what a trial may see, which trials a row asks for, what is chosen, and what is kept of it."""
 
-from dataclasses import replace
-
 import pytest
 import yaml
 
-from benchmark.board.tune import all_kept, choice, forget, left, retraced, trial, tune
+from benchmark.board.tune import all_kept, forget, left, retraced, trial, tune
 from benchmark.runs import folder
-from benchmark.runs.lock import run_lock
 from benchmark.runs.records import read_record
-from benchmark.runs.states import state
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError, RunError
 from run_folders import change, completed
-from tuned_suites import LEARNS, SPEC, made_up, toy, with_tuning
+from tuned_suites import SPEC, made_up, toy, with_tuning
 
 POWERS = {float(f"{0.03 * 3**n:.2g}"): n for n in range(-6, 7)}
 
@@ -47,16 +43,13 @@ def test_without_a_rate_nothing_is_tuned(tmp_path, runtime):
         trial(suite, "quick", suite.rows[0], 0, runtime)
 
 
-def test_test_examples_and_reported_seeds_take_no_part(tmp_path, runtime):
+def test_test_examples_and_seeds_that_may_be_reported_take_no_part(tmp_path, runtime):
     suite = with_tuning(tmp_path, set={})
     with pytest.raises(ConfigError, match=r"scored on test examples: set data\.balanced_holdout or data"):
         trial(suite, "quick", suite.rows[0], 0, runtime)
     for seeds, told in {(1000, 1000): r"seeds: twice: 1000", (999,): r"seeds\.0: .* 1000"}.items():
         with pytest.raises(ConfigError, match=rf"scales\.quick\.tuning\.{told}"):
             with_tuning(tmp_path, seeds=list(seeds))
-    quick = {**SPEC["scales"]["quick"], "seeds": [0, 1000]}
-    with pytest.raises(ConfigError, match=r"scales\.quick: seed 1000 is reported"):
-        Suite({**SPEC, "scales": {"quick": quick}}, "toy.yaml", tmp_path)
 
 
 SEVEN = [-3, -2, -1, 0, 1, 2, 3]
@@ -70,6 +63,10 @@ SEVEN = [-3, -2, -1, 0, 1, 2, 3]
         ({3: 50, 4: 40}, [*SEVEN, 4], 3, ""),
         ({-3: 50, -4: 60}, [*SEVEN, -4, -5], -4, ""),
         ({2: 50, 3: 48}, [*SEVEN, 4], 2, ""),  # tied by a standard error of 5 points: the nearer to the paper
+        ({1: 58, 2: 60}, SEVEN, 1, ""),
+        ({-1: 60, 1: 59}, SEVEN, -1, ""),  # equally near: the better one
+        ({-1: 59, 1: 60}, SEVEN, 1, ""),
+        ({-1: 59, 1: 59}, SEVEN, -1, ""),  # and then the lower one
         ({-3: 50, 0: 50, 3: 50}, [*SEVEN, 4, -4], 0, ""),  # both ends, one after the other
         ({-3: 51, 0: 50, 3: 50}, [*SEVEN, -4, 4], 0, ""),  # from the better end
         ({n: 50 + 8 * n for n in range(-1, 6)}, [*SEVEN, 4, 5], 5, "highest of 9 values"),
@@ -88,42 +85,21 @@ def test_rates_are_tried_until_the_best_and_its_ties_are_interior(
     assert retraced(suite, "quick", suite.rows[0]) == (made, [], len(tried))
 
 
-def test_of_several_that_are_tied_it_is_the_nearest_to_the_paper(tmp_path, runtime):
-    """Of two equally near, the better one and then the lower one."""
-    suite = toy(tmp_path)
-    own = [trial(suite, "quick", suite.rows[0], n, runtime) for n in (-2, -1, 1, 2)]
-
-    def chosen(*accuracies):
-        scored = [replace(one, accuracy=acc, held_out=100) for one, acc in zip(own, accuracies, strict=True)]
-        return choice(scored)["options"]["method.lr"]
-
-    assert chosen(60.0, 10.0, 58.0, 60.0) == 0.09
-    assert chosen(10.0, 60.0, 59.0, 10.0) == chosen(10.0, 59.0, 59.0, 10.0) == 0.01
-    assert chosen(10.0, 59.0, 60.0, 10.0) == 0.09
-    assert chosen(60.0, 10.0, 10.0, 10.0) == 0.0033
-
-
 def test_the_choice_reaches_the_row(tmp_path, runtime, monkeypatch):
     """It is used by the row, and by it alone; what was tried is kept with what identifies it, and not run again."""
-    suite = toy(tmp_path, LEARNS)
+    suite = toy(tmp_path)
     plain, teacher = suite.rows
-    made = tune(suite, "quick", [plain], runtime, jobs=1)[plain.full_name]
-    again = toy(tmp_path, LEARNS)
-    lr = again.run(again.rows[0], "quick").config.method.init_args["lr"]
-    assert (
-        lr == made["options"]["method.lr"] == max(made["tried"], key=lambda one: one["held_out_accuracy"])["method.lr"]
-    )
+    ran = judged(monkeypatch, {1: 50.0})
+    made = tune(suite, "quick", [plain], runtime, jobs=1)
+    again = toy(tmp_path)
+    assert again.run(again.rows[0], "quick").config.method.init_args["lr"] == 0.09
     assert again.run(again.rows[1], "quick").config == suite.run(teacher, "quick").config
+    assert tune(again, "quick", [plain], runtime, jobs=1) == made and ran() == SEVEN
 
-    (run,) = trial(suite, "quick", plain, 0, runtime).runs
+    (run,) = trial(suite, "quick", plain, 1, runtime).runs
     entry = all_kept(again, "quick", [plain])[plain.full_name][run.id]
-    record = read_record(run.folder)
-    assert (entry["factor"], entry["seed"], entry["accuracy"]) == (1.0, 1000, record["final"]["acc"])
-    assert entry["held_out"] == record["test_images"] == made["held_out_images"] == 1437 // 2
-    assert entry["code"] == [record["code_version"]]
-
-    ran = made_up(monkeypatch, lambda run: 0.0)
-    assert tune(again, "quick", [plain], runtime, jobs=1) == {plain.full_name: made} and ran == []
+    assert (entry["factor"], entry["seed"], entry["accuracy"], entry["held_out"]) == (3.0, 1000, 50.0, 100)
+    assert entry["code"] == [read_record(run.folder)["code_version"]]
 
 
 def test_a_rate_at_which_numbers_are_not_finite_scores_nothing(tmp_path, runtime, monkeypatch):
@@ -160,60 +136,34 @@ def test_the_reading_that_the_suite_reports_is_the_score(tmp_path, runtime):
     assert made["options"] == {"method.lr": 0.03} and made["tried"][0]["held_out_accuracy"] == 10.0
 
 
-def test_a_trial_that_another_process_runs_is_waited_for(tmp_path, runtime, monkeypatch):
+def test_a_trial_that_went_on_with_edited_code_has_no_score(tmp_path, runtime, monkeypatch):
     suite = toy(tmp_path)
-    made_up(monkeypatch, lambda run: None if state(run.folder) == "running" else 50.0)
-    (busy,) = trial(suite, "quick", suite.rows[0], 0, runtime).runs
-    told = r"x 1 \([^ ]+: running\): nothing is chosen .*, wait for runs of other processes"
-    with run_lock(busy.folder), pytest.raises(RunError, match=told):
-        tune(suite, "quick", suite.rows[:1], runtime, jobs=1)
-
-
-def test_only_what_todays_code_has_made_tells_a_rate(tmp_path, runtime, monkeypatch):
-    """A trial that went on with edited code has no score, and one that is kept counts no longer once it is edited."""
-    suite = toy(tmp_path)
-    plain, _ = suite.rows
 
     def continued(run):
         path = completed(run, 50.0, test_images=100)
         change(path, lambda record: record["environment"]["revisions"].insert(0, "method 0, framework 1"))
         return path
 
-    with monkeypatch.context() as patch:
-        patch.setattr("benchmark.launch.run.fit", continued)
-        with pytest.raises(RunError, match="no score of"):
-            tune(suite, "quick", [plain], runtime, jobs=1)
-        with pytest.raises(ConfigError, match="made by other code"):
-            tune(suite, "quick", [plain], runtime, jobs=1)
-    folder.discard(left(suite, "quick", [plain], runtime))
-    ran = made_up(monkeypatch, lambda run: 50.0 if power(run) == 0 else 20.0)
-    tune(suite, "quick", [plain], runtime, jobs=1)
-    kept = suite.tuned.own("quick")
-    for entry in kept[plain.full_name]["trials"].values():
-        entry["revision"] = "method 0, framework 1"
-    suite.tuned.add("quick", kept)
-    made, missing, _ = retraced(suite, "quick", plain)
-    assert len(ran) == 7 and made is None and len(missing) == 7
+    monkeypatch.setattr("benchmark.launch.run.fit", continued)
+    with pytest.raises(RunError, match="no score of"):
+        tune(suite, "quick", suite.rows[:1], runtime, jobs=1)
 
 
-def test_overwrite_runs_the_trials_of_a_row_again(tmp_path, runtime, monkeypatch):
-    """Of this row alone; what was tried before stays counted, also where it is outside today's rule."""
+def test_what_is_forgotten_is_run_again_and_stays_counted(tmp_path, runtime, monkeypatch):
+    """That of this row alone, also where it is outside today's rule."""
     suite = toy(tmp_path)
     plain, teacher = suite.rows
     scores = {0: 30.0}
-    ran = judged(monkeypatch, scores)
+    judged(monkeypatch, scores)
     tune(suite, "quick", suite.rows, runtime, jobs=1)
-    first = len(ran())
     scores[0] = 40.0
-    suite.tuned.add("quick", {plain.full_name: {"trials": {"another": {"accuracy": 99.0, "revision": None}}
-                                                | all_kept(suite, "quick", [plain])[plain.full_name]}})  # fmt: skip
+    kept = all_kept(suite, "quick", [plain])[plain.full_name] | {"another": {"accuracy": 99.0, "revision": None}}
+    suite.tuned.add("quick", {plain.full_name: {"trials": kept}})
     folder.discard(left(suite, "quick", [plain], runtime))
     forget(suite, "quick", [plain])
     made = tune(suite, "quick", suite.rows, runtime, jobs=1)
-    assert len(ran()) == first + 7
-    assert max(one["held_out_accuracy"] for one in made[plain.full_name]["tried"]) == 40.0
-    assert max(one["held_out_accuracy"] for one in made[teacher.full_name]["tried"]) == 30.0
-    assert retraced(suite, "quick", plain)[1:] == ([], 8)
+    best = [max(one["held_out_accuracy"] for one in made[row.full_name]["tried"]) for row in (plain, teacher)]
+    assert best == [40.0, 30.0] and retraced(suite, "quick", plain)[1:] == ([], 8)
 
 
 def test_a_suite_of_the_installed_package_is_not_tuned(tmp_path, runtime, monkeypatch):

@@ -1,7 +1,6 @@
 """The leaderboard: from planned runs and records to lines that say who is ahead, and by how much."""
 
 import json
-import re
 from dataclasses import replace
 from math import nan
 
@@ -88,20 +87,16 @@ def made(tmp_path):
 
 def test_lines_of_a_setting(made):
     *_, (first, second) = made
-    assert (first.dataset, second.dataset, first.reference, first.bounds) == ("A", "B", "base", ("bound",))
     good, bad = first.lines.loc["good"], first.lines.loc["bad"]
     assert good["difference"] == pytest.approx(5.05)
     assert good["difference_ci95"] < 1 < good["ci95"]  # what seeds share is in no difference
     assert good["p_holm"] < 0.01 < bad["p_holm"]
-    assert (good["rank"], good["above"]) == (1.0, 1.0)
-    assert first.lines.loc["bound", "bound"] and not good["bound"]
+    assert leaderboard.told_apart(first, "good") and not leaderboard.told_apart(first, "bad")
     assert not leaderboard.told_apart(first, "bound") and pd.isna(first.lines.loc["bound", "p"])
     assert second.lines.loc["bad", "n"] == 3 and second.lines.loc["good", "rank"] == 1.0
     assert second.lines["rank"].drop(index="bound").sum() == 1 + 2 + 3  # over the three seeds that all have
+    assert "bad to good, the best other row: -6.05" in leaderboard.brief(first, "bad")  # paired by seed
     assert first.lines["rise"].isna().all() and first.lines["converged"].all()  # no evaluation in the last quarter
-    assert first.scores["bound"].mean() == pytest.approx(92.0)
-    assert good["last_k_mean"] == pytest.approx(good["mean"] - 0.5)
-    assert good["last_k_ci95"] == pytest.approx(good["ci95"])
 
 
 def test_costs_are_those_of_reaching_the_references_accuracy(made):
@@ -120,10 +115,8 @@ def test_a_setting_that_is_not_admitted_is_shown_and_not_ranked(made):
     assert (first.ranked, second.ranked) == (False, True)
     assert first.lines["rank"].isna().all() and first.lines.loc["good", "mean"] == second.lines.loc["good", "mean"]
     assert not leaderboard.told_apart(first, "good") and leaderboard.told_apart(second, "good")
-    page = leaderboard.page(suite, plan, [first, second])
-    assert page.count("Not ranked") == 1 and "7.2 points" in page
-    told = leaderboard.brief(first, "good")  # in a terminal
-    assert "Not ranked: the setting has not passed the test of admission: all labels are worth 7.2" in told
+    assert leaderboard.page(suite, plan, [first, second]).count("Not ranked") == 1
+    assert "admission: all labels are worth 7.2" in leaderboard.brief(first, "good")  # in a terminal, without links
     suite.admitted.path("quick").write_text(f"clients/A: {{{refused.replace('base: 0.1', 'base: null')}}}\n")
     told = leaderboard.resolved(leaderboard.settings(suite, plan)[0])
     assert "late in the run base's rise is unknown, bound rises by 0.3" in told
@@ -172,59 +165,23 @@ def test_a_board_without_the_seeds_that_were_fixed_is_interim_and_others_are_nam
     assert "3 to 4 of the 4 seeds" in told and told in leaderboard.page(suite, plan, [first, second])
 
 
-def test_a_row_that_still_rises_is_not_called_worse(made):
+@pytest.mark.parametrize(
+    ("rising", "clear"),
+    [([], ["good", "bad"]), (["good"], ["good", "bad"]), (["bad"], ["good"]), (["base"], ["bad"])],
+)
+def test_a_row_that_still_rises_is_not_called_worse(made, rising, clear):
     """Nor is the reference; but a row that rises may be called better. Here ``bad`` is clearly below."""
     suite, plan, _ = made
-    for name in "AB":
-        put(plan, f"{name}/bad", {seed: complete(50.0 + ROUGH[seed] + 0.1 * seed) for seed in range(4)})
-
-    def settings(**gains):
-        """After the runs of these methods have gained so many points over their last quarter."""
-        for row in suite.rows:
-            gain = gains.get(row.method, 0.0)
-            rows = [{"round": number, "acc": 40 + gain * number / 25} for number in range(4, 100, 5)]
-            for key in plan.of_row[row.full_name].values():
-                write_rows(plan, key, rows)
-        return leaderboard.settings(suite, plan)
-
-    first, _ = found = settings(good=1.5, bad=0.9)
-    assert first.lines.loc[["good", "bad", "base"], "rise"].to_list() == pytest.approx([1.5, 0.9, 0.0])
-    assert leaderboard.told_apart(first, "good") and leaderboard.told_apart(first, "bad")
-    page = leaderboard.page(suite, plan, found)
-    assert [row.split("|")[1].strip() for row in page.splitlines() if ", not converged |" in row] == ["good", "good"]
-    first, _ = settings(good=1.5, bad=1.1)
-    assert leaderboard.told_apart(first, "good") and not leaderboard.told_apart(first, "bad")
-    first, _ = settings(good=1.5, base=1.1)
-    assert not leaderboard.told_apart(first, "good") and leaderboard.told_apart(first, "bad")
-
-
-def test_the_page_makes_nothing_bold_that_noise_explains(made):
-    suite, plan, found = made
-    page = leaderboard.page(suite, plan, found)
-    bold = [line for line in page.splitlines() if "| **" in line]
-    assert [line.split("|")[1].strip() for line in bold] == ["good", "good"]
-    heads = [line.split("|")[2].strip() for line in page.splitlines() if line.startswith("| method ")]
-    assert heads == ["A", "B"]
-    assert "31 of 32 complete" in page
-    assert "mean of the last 12 rounds" in page and "| 66.55 ± " in page
-    assert "| bad" in page and "1 of 4" not in page.split("What it costs")[0]
-    assert "| < 0.001 " in page and "| 0.000 " not in page
-
-
-def test_what_the_other_rows_take_back_is_not_bold(made):
-    """Alone the difference would be clear: its own interval leaves out zero, and p is 0.04."""
-    suite, plan, _ = made
-    for method, above in (("bad", (3, 3, 1, 1)), ("good", (3, -3, 3, -3))):
-        put(plan, f"A/{method}", {seed: complete(ACCURACY["base"] + ROUGH[seed] + above[seed]) for seed in range(4)})
-    found = leaderboard.settings(suite, plan)
-    line = found[0].lines.loc["bad"]
-    assert line["difference_ci95"] < line["difference"] < line["simultaneous_ci95"]
-    assert line["p"] < 0.05 < line["p_holm"]
-    assert not leaderboard.told_apart(found[0], "bad")
-    page = leaderboard.page(suite, plan, found)
-    cells = [cell.strip() for cell in next(row for row in page.splitlines() if row.startswith("| bad ")).split("|")]
-    assert cells[4].startswith("+2.00") and cells[5] == f"± {line['simultaneous_ci95']:.2f}"
-    assert cells[6:8] == [f"{line['p_holm']:.3f}", "0.125"]  # all four signs alike: 2 of 16
+    put(plan, "A/bad", {seed: complete(50.0 + ROUGH[seed] + 0.1 * seed) for seed in range(4)})
+    for row in suite.rows:
+        gain = 1.1 if row.method in rising else 0.9
+        rows = [{"round": number, "acc": 40 + gain * number / 25} for number in range(4, 100, 5)]
+        for key in plan.of_row[row.full_name].values():
+            write_rows(plan, key, rows)
+    first, _ = leaderboard.settings(suite, plan)
+    assert [name for name in ("good", "bad") if leaderboard.told_apart(first, name)] == clear
+    page = leaderboard.page(suite, plan, [first])
+    assert [row.split("|")[1].strip() for row in page.splitlines() if ", not converged |" in row] == rising
 
 
 def test_a_row_with_a_failed_run_stands_behind_all_without_one(made):
@@ -234,43 +191,29 @@ def test_a_row_with_a_failed_run_stands_behind_all_without_one(made):
     one, _ = found = leaderboard.settings(suite, plan)
     assert one.lines.loc["good", "mean"] > one.lines.loc["base", "mean"] > one.lines.loc["bad", "mean"]
     assert one.order == ("bound", "base", "bad", "good")
-    page = leaderboard.page(suite, plan, found)
-    shown = {line.split("|")[1].strip(): line for line in page.partition("| method ")[2].splitlines()[2:6]}
-    assert tuple(shown) == one.order and "(3, 1 failed)" in shown["good"] and "**" not in shown["good"]
     assert one.lines.loc["good", "rank"] == pytest.approx((3 + 1 + 1 + 1) / 4)
-    latex = leaderboard.latex(suite, plan, [one])
-    assert latex.index("bad") < latex.index("good")
-
-
-def test_a_difference_needs_pairs(made):
-    """Many seeds of a row say nothing where the reference has two."""
-    suite, plan, _ = made
-    put(plan, "A/base", {2: MISSING, 3: MISSING})
-    found = leaderboard.settings(suite, plan)[0]
-    found.lines.loc["good", "simultaneous_ci95"] = 1.0
-    line = found.lines.loc["good"]
-    assert (line["n"], line["pairs"]) == (4, 2) and abs(line["difference"]) > line["simultaneous_ci95"]
-    assert not leaderboard.told_apart(found, "good")
-
-
-def test_nothing_is_bold_where_a_run_of_the_reference_has_failed(made):
-    suite, plan, found = made
-    assert leaderboard.told_apart(found[0], "good")
-    put(plan, "A/base", {0: FAILED})
-    first, second = leaderboard.settings(suite, plan)
-    line = first.lines.loc["good"]
-    assert line["pairs"] == 3 and line["difference"] > line["simultaneous_ci95"]
-    assert not leaderboard.told_apart(first, "good") and leaderboard.told_apart(second, "good")
-
-
-def test_without_the_reference_there_is_nothing_to_reach(made):
-    suite, plan, _ = made
-    for name in "AB":
-        put(plan, f"{name}/base", dict.fromkeys(range(4), MISSING))
-    found = leaderboard.settings(suite, plan)
     page = leaderboard.page(suite, plan, found)
-    assert "| A, no run of base " in page and "nan" not in page
-    assert "Too few runs" in leaderboard.brief(found[0], "good")
+    (shown,) = (line for line in page.splitlines() if "(3, 1 failed)" in line)
+    assert shown.startswith("| good ") and "**" not in shown
+
+
+@pytest.mark.parametrize(
+    ("lost", "pairs"),
+    [
+        ({2: MISSING, 3: MISSING}, 2),  # many seeds of a row say nothing where the reference has two
+        ({0: FAILED}, 3),
+        (dict.fromkeys(range(4), MISSING), 0),
+    ],
+)
+def test_no_row_is_told_apart_from_a_reference_with_few_or_failed_runs(made, lost, pairs):
+    suite, plan, (before, _) = made
+    assert leaderboard.told_apart(before, "good")
+    put(plan, "A/base", lost)
+    found = leaderboard.settings(suite, plan)
+    found[0].lines["simultaneous_ci95"] = 0.1  # by the interval alone, all rows would be
+    assert found[0].lines.loc["good", "pairs"] == pairs and not leaderboard.told_apart(found[0], "good")
+    page = leaderboard.page(suite, plan, found)
+    assert ("| A, no run of base " in page) is (pairs == 0) and "nan" not in page
 
 
 def test_settings_with_too_few_seeds_are_in_no_picture(made, tmp_path):
@@ -281,15 +224,6 @@ def test_settings_with_too_few_seeds_are_in_no_picture(made, tmp_path):
         put(plan, f"{name}/good", {2: MISSING, 3: MISSING})
     written = leaderboard.write(suite, plan, tmp_path / "again", "toy-quick")
     assert written and picture.name not in [path.name for path in written]
-
-
-def test_a_row_stands_beside_the_best_other_one(made):
-    """Paired by seed; a row without a seed in common is none."""
-    suite, plan, (first, _) = made
-    assert "bad to good, the best other row: -6.05" in leaderboard.brief(first, "bad")
-    put(plan, "A/bad", {0: MISSING, 1: MISSING})
-    put(plan, "A/good", {2: MISSING, 3: MISSING})
-    assert "the best other row" not in leaderboard.brief(leaderboard.settings(suite, plan)[0], "bad")
 
 
 def test_a_table_whose_reference_is_not_run_is_not_compared(made):
@@ -306,40 +240,3 @@ def test_a_table_whose_reference_is_not_run_is_not_compared(made):
     page = leaderboard.page(suite, plan, found)
     assert "Not compared: A, B; base, the reference, is not run at this scale." in page
     assert page.count("What it costs") == 1
-
-
-def test_the_averaged_model_is_compared_and_costs_are_counted_to_what_rounds_reach(made):
-    """Its accuracy is above that of every round, so that no round would reach the reference's."""
-    suite, plan, _ = made
-    suite.report = "averaged"
-    for record in (one.record for one in plan.found.values() if one.record):
-        record["averaged"] = {"acc": record["final"]["acc"] + 5.0, "rounds": 20}
-    first, *_ = leaderboard.settings(suite, plan)
-    assert first.lines.loc["base", "mean"] == pytest.approx(ACCURACY["base"] + sum(ROUGH) / 4 + 5.0)
-    assert first.lines.loc["base", "goal"] == pytest.approx(ACCURACY["base"] + sum(ROUGH) / 4 - 0.5)
-
-
-def test_latex_is_bold_where_the_page_is(made):
-    """Names stay as they are, and signs are LaTeX's."""
-    suite, plan, found = made
-    text, page = leaderboard.latex(suite, plan, found), leaderboard.page(suite, plan, found)
-    bold = re.findall(r"\\textbf{(.*?) \$\\pm\$", text)
-    assert bold == re.findall(r"\| \*\*(\S+) ±", page) and bold
-    rows = [line.split("&")[0].strip() for line in text.splitlines() if " & " in line]
-    assert rows[1:5] == ["bound", "good", "base", "bad"]
-    assert text.count(r"\begin{tabular}") == len(found)
-
-
-def test_a_control_is_shown_beside_its_row_and_not_ranked(made):
-    """It is in no family of tests; the row's difference to it, the paper's rates and the power stand on the page."""
-    suite, plan, _ = made
-    before = leaderboard.settings(suite, plan)[0]
-    suite.tables = (replace(suite.tables[0], controls={"good": "bad"}),)
-    one = leaderboard.settings(suite, plan)[0]
-    line = one.lines.loc["good"]
-    assert line["over_control"] == pytest.approx((one.scores["good"] - one.scores["bad"]).mean())
-    assert pd.isna(one.lines.loc["bad", "rank"]) and pd.isna(one.lines.loc["bad", "p"])
-    assert line["simultaneous_ci95"] < before.lines.loc["good", "simultaneous_ci95"]
-    assert line["found80"] > line["simultaneous_ci95"]
-    page = leaderboard.page(suite, plan, [one])
-    assert "Δ to its control" in page and "control" in page

@@ -47,17 +47,9 @@ def test_differences_are_paired_by_seed():
     assert line["difference_ci95"] == pytest.approx(2.776445 * 0.5**0.5)  # t(0.975, 4)
     assert line["ci95"] > 2 * line["difference_ci95"]
     assert line["p"] == pytest.approx(0.01324, abs=1e-5)  # t = 3 sqrt(2) with four degrees of freedom
-    assert line["above"] == 1.0
+    assert (line["above"], line["p_flip"]) == (1.0, 2 / 32)  # five seeds cannot say more
     assert (found.loc["mixed", "p"], found.loc["mixed", "above"]) == pytest.approx((1.0, 0.5))
     assert found.loc["base", ["difference", "p", "above"]].isna().all()
-
-
-def test_holms_correction():
-    """The smallest of m p-values times m, the next times m - 1, and never less than the one before."""
-    found = compare(SCORES, "base").drop(index="base")
-    order = found["p"].sort_values()
-    expected = np.minimum(1.0, np.maximum.accumulate(order * [3, 2, 1]))
-    np.testing.assert_allclose(found["p_holm"][order.index], expected)
 
 
 def test_bounds_are_outside_the_family():
@@ -84,19 +76,8 @@ def test_rows_that_wait_for_their_runs_are_in_the_family():
     whole = compare(SCORES, "base")
     assert waiting.loc["better", "simultaneous_ci95"] == whole.loc["better", "simultaneous_ci95"]
     assert waiting.loc["better", "p_holm"] == pytest.approx(3 * waiting.loc["better", "p"])
-    assert np.isnan(waiting.loc["worst", "p_holm"])
-
-
-def test_sign_flips_by_hand():
-    """Of 1, 2 and 3, the sums of the patterns are 6, 4, 2, 0, 0, -2, -4 and -6."""
-    assert sign_flip([1.0, 2.0, 3.0]) == 2 / 8
-    assert sign_flip([-1.0, 2.0, 3.0]) == sign_flip([1.0, -2.0, -3.0]) == 4 / 8
-    assert sign_flip([1.0, -2.0, 3.0]) == 6 / 8
-    assert sign_flip([1.0, 2.0, -3.0]) == sign_flip([0.0, 0.0]) == 1.0
-    assert sign_flip([0.1, 0.2, -0.3]) == 1.0  # whose sum is not zero in floating point
-    assert compare(SCORES, "base").loc["better", "p_flip"] == 2 / 32  # five seeds cannot say more
-    assert sign_flip(np.arange(1.0, 21.0)) == 2**-19
-    assert sign_flip(np.ones(21)) is sign_flip([]) is None
+    assert (waiting.loc["worst", ["n", "failed", "pairs"]] == 0).all()
+    assert waiting.loc["worst"].drop(["n", "failed", "pairs"]).isna().all()
 
 
 def test_sign_flips_are_those_of_scipy():
@@ -105,6 +86,9 @@ def test_sign_flips_are_those_of_scipy():
         values = draws.normal(0.4, 1, n)
         oracle = stats.permutation_test((values,), np.sum, permutation_type="samples", n_resamples=np.inf)
         assert sign_flip(values) == pytest.approx(oracle.pvalue)
+    assert sign_flip([0.1, 0.2, -0.3]) == 1.0  # whose sum is not zero in floating point
+    assert sign_flip(np.arange(1.0, 21.0)) == 2**-19  # as many as are flipped
+    assert sign_flip(np.ones(21)) is sign_flip([]) is None
 
 
 def test_the_rise_over_the_last_quarter():
@@ -116,8 +100,6 @@ def test_the_rise_over_the_last_quarter():
     rounds = list(range(9, 400, 10))
     line = [50 + 0.1 * number if number >= 299 else 0.0 for number in rounds]
     assert rise(rounds, line) == pytest.approx(10.0)
-    assert rise(rounds, [number**0.5 for number in range(20)] + [4.5] * 20) == 0.0
-    assert rise(rounds, [-value for value in line]) == pytest.approx(-10.0)
     collapsed = [*line[:-1], 10.0]
     assert 6 < rise(rounds, collapsed) <= 10.0  # least squares would say that it falls
     assert np.polyfit(rounds[29:], collapsed[29:], 1)[0] < 0
@@ -130,9 +112,6 @@ def test_seeds_that_one_of_two_rows_lacks_are_in_no_difference():
     line = compare(holed, "base").loc["better"]
     assert line["n"] == 4
     assert line["difference"] == pytest.approx((2 + 3 + 4 + 5) / 4)
-    nothing = compare(holed.assign(better=np.nan), "base").loc["better"]
-    assert (nothing[["n", "failed", "pairs"]] == 0).all()
-    assert nothing.drop(["n", "failed", "pairs"]).isna().all()
 
 
 def test_a_failed_run_has_no_accuracy_and_is_below_all_others():
@@ -171,7 +150,7 @@ def test_the_cost_of_an_accuracy():
     rows = rows.assign(steps=[5, 10, 15], seconds=[4.0, 10.0, 40.0])  # 10 of 40 until the goal, of a run that took 100
     assert cost(record, rows, 60.0) == {"rounds": 4, "bytes_up": 3, "bytes_down": 4, "steps": 10, "seconds": 25.0}
     assert {"seconds", "steps"}.isdisjoint(cost(record, rows.drop(columns=["seconds", "steps"]), 60.0))
-    assert cost(record, rows, 61.5) is None
+    assert cost(record, rows, 61.5) is None  # no round has it
 
 
 def test_a_prediction_interval_is_for_our_noise_and_theirs():
@@ -195,12 +174,6 @@ def test_a_lead_is_paired_by_seed():
     assert lead(pd.Series({7: 2.0}), control, "2.0", "1.0") is None
 
 
-def verdict(differences, printed, runs=1):
-    """Over a control of 50.0, printed as such."""
-    ours = 50.0 + pd.Series(differences)
-    return lead(ours, pd.Series(50.0, ours.index), printed, "50.0", runs)["verdict"]
-
-
 # The seeds scatter by s = 1: the confidence interval is the mean ± 2.484, the prediction interval of one run ± 4.968.
 @pytest.mark.parametrize(
     ("differences", "printed", "word"),
@@ -214,23 +187,17 @@ def verdict(differences, printed, runs=1):
         ([-3.0, -2.0, -1.0], "50.5", "not seen"),
         ([-4.0, -3.0, -2.0], "50.5", "reversed"),  # from -5.484 to -.516
         ([-4.0, -3.0, -2.0], "42.0", "smaller"),  # a printed loss
-        ([2.0, 3.0, 4.0], "45.0", "reversed"),
         ([2.0, 3.0, 4.0], "50.0", ""),  # nothing is claimed
         ([3.04, 3.04, 3.04], "53.0", "holds"),  # no scatter: ours is rounded as the printed lead is
         ([3.06, 3.06, 3.06], "53.2", "smaller"),
         ([0.0, 0.0, 0.0], "53.0", "not seen"),
-        ([3.0], "53.0", "open"),  # fewer than three seeds
-        ([3.0, 3.0], "53.0", "open"),
+        ([3.0, 3.0], "53.0", "open"),  # fewer than three seeds
     ],
 )
 def test_the_lead_decides(differences, printed, word):
-    assert verdict(differences, printed) == word
-
-
-def test_a_mean_of_several_printed_runs_is_expected_closer():
-    """3 ± 4.302 x sqrt(1/3 + 1/3) = 3.513 for three."""
-    assert verdict([2.0, 3.0, 4.0], "56.5", runs=3) == "holds"
-    assert verdict([2.0, 3.0, 4.0], "56.6", runs=3) == "smaller"
+    """Over a control of 50.0, printed as such."""
+    ours = 50.0 + pd.Series(differences)
+    assert lead(ours, pd.Series(50.0, ours.index), printed, "50.0")["verdict"] == word
 
 
 def test_difference_rounds_as_the_paper_prints():

@@ -1,18 +1,13 @@
 """Suite files: layers, expansion to distinct runs, filters."""
 
-import re
-
 import pytest
 
-from benchmark.cli import main
-from benchmark.config import run_id
 from benchmark.suites import suite
-from benchmark.suites.plan import control_of
+from benchmark.suites.plan import Row, control_of
 from benchmark.suites.schema import Layer, Layers, on_top
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
-from datamodules.common.yaml import dump_yaml, load_yaml
-from toy_suite import SUITE
+from datamodules.common.yaml import load_yaml
 
 SPEC = """
 paper: toy
@@ -47,16 +42,6 @@ def spec(**changes):
     return on_top(load_yaml(SPEC, "toy"), changes)
 
 
-def test_options_of_some_methods_are_for_their_rows_alone():
-    toy = Suite(spec())
-    low, high, other = toy.tables[0].rows[:3]
-    args = toy.run(high, "paper").config.method.init_args
-    assert (args["lr"], args["subsets"], args["subset_size"]) == (0.5, 2, 4)
-    assert toy.run(other, "paper").config.method.init_args["subset_size"] == 3
-    assert toy.run(high, "quick").config.method.init_args["subset_size"] == 5
-    assert "subsets" not in toy.run(low, "paper").config.method.init_args
-
-
 def test_an_ablation_takes_the_options_of_its_method_and_then_its_own():
     """Layers say ``rscfed``; a class of ``methods/ablations/rscfed.py`` is one of those, a class elsewhere is not."""
     ablation = "methods.ablations.rscfed.LabelledInEverySubset"
@@ -69,56 +54,32 @@ def test_an_ablation_takes_the_options_of_its_method_and_then_its_own():
     assert Suite(changed).run(high, "quick").config.method.init_args["subset_size"] == 6
 
 
-LAYERS = (
-    *("base", "data set", "label", "row", "scale", "scale's table", "scale's data set"),
-    *("scale's data set of the table", "tuned", "trial", "trial's data set"),
-)
-
-
-def test_a_later_layer_wins_over_all_before_it(tmp_path):
-    """Each layer sets the rounds; the layers up to it, in any order of the file's keys, give its own number."""
-    for last in range(1, len(LAYERS) + 1):
-        number = {name: 10 + n for n, name in enumerate(LAYERS)}
-        layer = {name: {"set": {"rounds": number[name]}} if n < last else {} for n, name in enumerate(LAYERS)}
-        made = spec()
-        made["base"] |= {"set": made["base"]["set"] | layer["base"].get("set", {})}
-        made["datasets"]["A"] = layer["data set"]
-        made["labels"]["low"] |= layer["label"].get("set", {})
-        made["tables"]["1"]["rows"][0] |= layer["row"]
-        made["scales"]["quick"] = {
-            "seeds": [1],
-            **layer["scale"],
-            "tables": {1: layer["scale's table"] | {"datasets": {"A": layer["scale's data set of the table"]}}},
-            "datasets": {"A": layer["scale's data set"]},
-        }
-        toy = Suite(made, folder=tmp_path)
-        row = toy.tables[0].rows[0]
-        toy.tuned.path("quick").parent.mkdir(exist_ok=True)
-        toy.tuned.path("quick").write_text(dump_yaml({row.full_name: {"options": layer["tuned"].get("set", {})}}))
-        trial = Layers.model_construct(**layer["trial"], datasets={"A": Layer(**layer["trial's data set"])})
-        assert toy.values(row, "quick", last=trial)["rounds"] == 9 + last, LAYERS[last - 1]
-
-
-def test_equal_runs_of_several_tables_are_one_run():
-    toy = Suite(spec())
-    plan = toy.plan("paper")
-    assert len(plan.runs) == 2 * 3 * 2
-    low, again = toy.tables[0].rows[0], toy.tables[1].rows[0]
-    assert plan.run(low, 2) is plan.run(again, 2)
-    assert plan.run(low, 2).cells == ("1/A/low", "2/A/low")
-    assert plan.run(low, 2).config.seed == 2
-    assert all(key == run.id == run_id(run.config) for key, run in plan.runs.items())
-
-
-def test_runs_go_seed_by_seed_in_the_order_that_was_asked_for():
-    """Within a seed in the order of the tables."""
-    toy = Suite(spec())
-    plan = toy.plan("paper", seeds=[7, 3])
-    selected = toy.select(plan)
-    first, second = selected[: len(selected) // 2], selected[len(selected) // 2 :]
-    assert {run.config.seed for run in first} == {7} and {run.config.seed for run in second} == {3}
-    for seed, own in ((7, first), (3, second)):
-        assert [run.id for run in own] == [key for key, run in plan.runs.items() if run.config.seed == seed]
+def test_a_later_layer_wins_over_the_one_before_it(tmp_path):
+    """Each sets an option of its own, and that of the layer before it."""
+    base, data_set, label, table, row, scale, of_table, of_data_set, of_both, tuned, trial, trial_of_data_set = (
+        {f"model_args.o{n}": "own", f"model_args.o{n - 1}": "later"} for n in range(12)
+    )
+    toy = Suite(
+        {
+            **load_yaml(SPEC, "toy"),
+            "base": {"set": {"data": "digits"} | base},
+            "datasets": {"A": {"set": data_set}},
+            "labels": {"low": {"method": "fedavg"} | label},
+            "tables": {
+                1: {"title": "First", "datasets": ["A"], "metrics": ["acc"], "set": table}
+                | {"rows": [{"method": "low", "set": row}]}
+            },
+            "scales": {
+                "quick": {"seeds": [1], "set": scale, "datasets": {"A": {"set": of_data_set}}}
+                | {"tables": {1: {"set": of_table, "datasets": {"A": {"set": of_both}}}}}
+            },
+        },
+        folder=tmp_path,
+    )
+    toy.tuned.add("quick", {"1/A/low": {"options": tuned}})
+    last = Layers.model_construct(set=trial, datasets={"A": Layer(set=trial_of_data_set)})
+    found = toy.values(toy.rows[0], "quick", last=last)["model_args"]
+    assert found == {f"o{n}": "later" for n in range(-1, 11)} | {"o11": "own"}
 
 
 def test_filters():
@@ -153,11 +114,6 @@ def test_a_name_with_a_star_means_its_row_before_it_is_a_pattern():
     assert [row.full_name for row in toy.matching(["1/B/low*/M=1"], "quick")] == ["1/B/low*/M=1"]
 
 
-def test_a_scale_leaves_out_labels():
-    plan = Suite(spec(scales={"quick": {"without": {"low": "why"}}})).plan("quick")
-    assert {run.config.method.name for run in plan.runs.values()} == {"rscfed"}
-
-
 def test_a_suite_extends_another(tmp_path, monkeypatch):
     """A private file adds a label and a row; the runs of the other suite are the same runs."""
     monkeypatch.chdir(tmp_path)
@@ -182,8 +138,6 @@ scales: {quick: {seeds: [7, 8]}}
     for text, message in (
         ("extends: own.yaml\npaper: own", "it extends itself"),
         ("extends: toy.yaml\n", "give it a name of its own under `paper:`"),
-        ("extends: toy.yaml\npaper: own\ntables: {3: {rows: []}}", "tables.3.title is missing"),
-        ("extends: toi\npaper: own", "unknown paper 'toi'"),
         ("extends: nowhere.yaml\npaper: own", r"nowhere\.yaml"),
         ("extends: toy.yaml\npaper: own\ntables: {1: {rows: low}}", "rows: input should be a valid list"),
     ):
@@ -224,15 +178,12 @@ def at_quick(**changes):
     [
         ({"base": {"set": {"method.lrr": 1}}}, r"toy\.yaml, 1/A/low: .*'lrr'.*'lr'"),
         ({"rankd": True}, "'rankd'.*'ranked'"),
-        (of_table(rows=[{"method": "lov"}]), r"toy\.yaml: tables\.1.*'lov'.*'low'"),
+        ({"base": None, "scales": None}, "base is missing; scales is missing"),  # all that are missing at once
         (of_table(control="lo"), r"toy\.yaml: tables\.1.*'lo'.*'low'"),
-        (of_table(rows=[{"method": "low", "M": "1"}]), r"tables\.1.*: twice: low/M=1;"),
         (of_table(rows=[{"method": "low", "M": 1, "K": 2}, {"method": "low", "K": 2, "M": 1}]), "twice: low/K=2/M=1;"),
-        (of_table(datasets=["A", "B", "A"]), r"tables\.1.*: twice: A;"),
         (of_table(reference="low"), "twice: high;"),  # a leaderboard knows its rows by their methods alone
         (at_quick(tables={"1": {"datasets": {"C": {}}}}), r"scales\.quick\.tables\.1\.datasets\.C: .*'C'"),
         (at_quick(tables={"1": {"dataset": {}}}), r"scales\.quick\.tables\.1\.dataset is unknown"),
-        (at_quick(without={"lo": "why"}), r"quick\.without\.lo: .*'lo'.*'low'"),
     ],
 )
 def test_a_mistake_is_told_with_its_place(changes, message):
@@ -240,51 +191,17 @@ def test_a_mistake_is_told_with_its_place(changes, message):
         Suite(spec(**changes), "toy.yaml").plan("paper")
 
 
-def test_all_entries_that_are_missing_are_told_at_once():
-    with pytest.raises(ConfigError, match="base is missing; scales is missing"):
-        Suite({name: entry for name, entry in spec().items() if name not in ("base", "scales")})
-
-
-def test_published_values_lie_beside_a_suite_of_ones_own_or_in_the_package(tmp_path):
+def test_published_values_lie_beside_a_suite_of_ones_own(tmp_path):
     with pytest.raises(ConfigError, match=r"toy\.csv"):
         Suite(spec(), "toy.yaml", tmp_path).published()
     (tmp_path / "toy.csv").write_text("table,dataset,method,M,metric,value\n1,A,low,1,acc,50.1\n")
     assert list(Suite(spec(), "toy.yaml", tmp_path).published().values()) == ["50.1"]
-    assert len(Suite(spec(published="rscfed.csv"), "toy.yaml", tmp_path).published()) == 144
-
-
-def test_pending_rows_have_no_run_and_say_why():
-    toy = Suite(spec(labels={"high": {"pending": "later"}}))
-    assert {row.method: row.pending for row in toy.rows} == {"low": "", "high": "later"}
-    assert [row.name for row in toy.matching([], "paper")] == ["1/A/low", "1/B/low", "2/A/low"]
-    plan = toy.plan("paper")
-    assert {run.config.method.name for run in plan.runs.values()} == {"fedavg"}
-    assert len(toy.select(plan)) == len(plan.runs)
 
 
 def test_a_control_is_the_row_that_the_columns_mean():
     """Where several rows have its label, those columns decide in which they differ; else other columns do not count."""
-    rows = """
-- {method: low, M: 1, remark: x}
-- {method: low, M: 2, remark: x}
-- {method: high, M: 1}
-- {method: high, M: 2, remark: y}
-- {method: high, M: 3}
-"""
-    own = {"title": "One", "datasets": ["A", "B"], "metrics": ["acc"], "control": "low", "published_runs": 3}
-    (table,) = Suite({**spec(), "tables": {"1": own | load_yaml(f"rows: {rows}", "rows")}}).tables
-    found = [control_of(row, table.rows, table.control) for row in table.rows[5:]]
-    assert table.published_runs == 3
-    assert [one and one.full_name for one in found] == [
-        None, None, "1/B/low/M=1/remark=x", "1/B/low/M=2/remark=x", None
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("row", ["9/A/low", "1/A/low"])
-def test_the_command_that_an_error_names_finds_a_suite_of_ones_own(tmp_path, monkeypatch, capsys, row):
-    """It has the path of the file: under its name alone nobody finds it."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.yaml").write_text(SUITE)
-    assert main(["plot", "--suite", "own.yaml", "--row", row, "--scale", "quick"]) == 2
-    named = re.search("`(?:status|table) (.*?)`", capsys.readouterr().err)
-    assert named and main(["status", *named[1].split()]) == 0
+    columns = [("low", "1", "x"), ("low", "2", "x"), ("high", "1", ""), ("high", "2", "y"), ("high", "3", "")]
+    rows = [Row("1", "A", method, {"M": number, "remark": remark}, {}) for method, number, remark in columns]
+    elsewhere = Row("1", "B", "low", {"M": "2"}, {})
+    low, second, *high = rows
+    assert [control_of(row, [*rows, elsewhere], "low") for row in (low, *high)] == [None, low, second, None]

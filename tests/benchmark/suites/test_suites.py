@@ -1,4 +1,4 @@
-"""What holds for all suites: their runs can be made, and their reduced scales leave room between the bounds."""
+"""What holds for all suites: their runs can be made, and are those that they were."""
 
 import hashlib
 import json
@@ -6,12 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.config import Run, Runtime, apply, from_dict
-from benchmark.launch.run import fit
 from benchmark.registry import build
-from benchmark.runs.records import read_record
 from benchmark.suites import suite
-from papers import load
 
 DIGESTS = Path(__file__).parents[2] / "golden" / "suites.json"
 """Of the ids of all runs with seed 0, by suite and scale."""
@@ -35,29 +31,3 @@ def test_every_run_of_a_suite_can_be_made(monkeypatch, paper):
     assert [run.cells[0] for run in runs if run.config.last_k > run.config.rounds] == []
     for spec in {str(run.config.data): run.config.data for run in runs}.values():
         build(spec, "data")
-
-
-@pytest.mark.parametrize(
-    ("paper", "row", "all_labels"),
-    [
-        ("feddb", "1/CIFAR10-4000/FedAvg", {"data.hidden_labels": "pooled", "data.union_mode": "none", "rounds": 12}),
-        ("feddure", "1/cifar10/FedAvg*/partition=iid_iid", {"data.hidden_labels": "revealed", "rounds": 6}),
-        ("fl2", "labels/CIFAR10-40/server_only", {"data.num_labels": 1000, "rounds": 5}),
-        ("common", "clients/Fashion-MNIST/FedAvg", {"data.hidden_labels": "pooled"}),
-        ("common", "all/Fashion-MNIST/FedAvg", {"data.hidden_labels": "pooled"}),
-    ],
-)
-def test_bounds_of_quick_leave_room(paper, row, all_labels, tmp_path):
-    """The few labels teach something, all labels 15 points more: between them unlabelled images can be of use.
-
-    Only the last round is evaluated. With all labels, half of the rounds or fewer are enough where others are given.
-    """
-    papers = load(paper)
-    runtime = Runtime(results_dir=str(tmp_path), accelerator="cpu")
-    accuracy = []
-    for options in ({}, all_labels):
-        values = apply(papers.values(papers.row(row, "quick"), "quick"), {**options, "eval_every": 1000})
-        run = Run.of(from_dict(values)).replace(runtime=runtime)
-        accuracy.append(read_record(fit(run))["final"]["acc"])
-    lower, upper = accuracy
-    assert lower > 40 and upper > 85 and upper - lower > 15
