@@ -1,4 +1,4 @@
-"""Job arrays, and runs of several nodes, on SLURM itself: the daemons of two nodes on this machine."""
+"""Job arrays, one of them on SLURM itself: the daemons of a node on this machine."""
 
 import getpass
 import os
@@ -12,9 +12,9 @@ import pytest
 from benchmark.cli import main
 from benchmark.config import Runtime, from_dict, run_id
 from benchmark.launch import slurm
+from benchmark.launch.run import fit
 from benchmark.runs.records import read_rows, without_clock
 from benchmark.suites import suite
-from datamodules.common.errors import RunError
 from datamodules.common.yaml import read_yaml
 from two_processes import free_port
 
@@ -43,11 +43,11 @@ CredType=cred/munge
 SlurmUser={user}
 SlurmdUser={user}
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool.%n
+SlurmdSpoolDir={folder}/spool
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmdPidFile={folder}/slurmd.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.%n.log
+SlurmdLogFile={folder}/slurmd.log
 MpiDefault=none
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
@@ -57,9 +57,8 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SchedulerParameters=sched_interval=1,bf_interval=1
 JobRequeue=1
-NodeName=one NodeHostname=localhost NodeAddr=127.0.0.1 Port={first} CPUs=2
-NodeName=two NodeHostname=localhost NodeAddr=127.0.0.1 Port={second} CPUs=2
-PartitionName=low Nodes=one,two Default=YES PriorityTier=1 GraceTime=60 State=UP
+NodeName=one NodeHostname=localhost NodeAddr=127.0.0.1 Port={node} CPUs=2
+PartitionName=low Nodes=one Default=YES PriorityTier=1 GraceTime=60 State=UP
 PartitionName=high Nodes=one PriorityTier=2 PreemptMode=OFF State=UP
 """
 
@@ -71,42 +70,34 @@ def tiny(tmp_path, rounds=2):
     return path
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    """SLURM's daemons for two nodes, each with two processors; its commands find them through ``SLURM_CONF``."""
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """SLURM's daemons for a node with two processors; its commands find them through ``SLURM_CONF``."""
     if missing := [name for name in DAEMONS if shutil.which(name) is None]:
         pytest.skip(f"needs {', '.join(missing)} (Debian: slurmctld, slurmd, slurm-client, munge)")
-    place = tmp_path_factory.mktemp("slurm")
-    place.chmod(0o755)
-    (place / "state").mkdir()
+    place = tmp_path / "slurm"
+    (place / "state").mkdir(parents=True)
     key = place / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o600)
-    controller, first, second = (free_port() for _ in range(3))
     conf = place / "slurm.conf"
-    conf.write_text(
-        CLUSTER.format(folder=place, user=getpass.getuser(), controller=controller, first=first, second=second)
-    )
+    conf.write_text(CLUSTER.format(folder=place, user=getpass.getuser(), controller=free_port(), node=free_port()))
+    monkeypatch.setenv("SLURM_CONF", str(conf))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     munge = [f"--{what}-file={place}/munge.{what}" for what in ("key", "log", "pid", "seed")]
     daemons = [
         ["munged", "--force", "--foreground", f"--socket={place}/munge.socket", *munge],
         ["slurmctld", "-D"],
         ["slurmd", "-D", "-N", "one"],
-        ["slurmd", "-D", "-N", "two"],
     ]
-    environment = {**os.environ, "SLURM_CONF": str(conf)}
     running = []
     try:
-        for number, command in enumerate(daemons):
-            with open(place / f"{number}-{command[0]}.out", "wb") as log:
-                running.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+        for command in daemons:
+            with open(place / f"{command[0]}.out", "wb") as log:
+                running.append(subprocess.Popen(command, stdout=log, stderr=log))
             time.sleep(0.5)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("SLURM_CONF", str(conf))
-            patch.setenv("MASTER_ADDR", "127.0.0.1")  # no host has the name of one of these nodes
-            patch.setenv("OMP_NUM_THREADS", "1")
-            _until(lambda: _lines("sinfo", "--noheader", "--states=idle", "--format=%N", "--Node") >= {"one", "two"})
-            yield
+        _until(lambda: _lines("sinfo", "--noheader", "--states=idle", "--format=%N", "--Node") == {"one"}, "the node")
+        yield
     finally:
         for process in reversed(running):
             process.terminate()
@@ -118,7 +109,7 @@ def _lines(*command):
     return set(subprocess.run(command, capture_output=True, text=True).stdout.split())
 
 
-def _until(true, what="the cluster"):
+def _until(true, what):
     end = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < end, f"{what}: not within {PATIENCE_S} s"
@@ -170,11 +161,20 @@ def test_a_task_runs_its_bundle(tmp_path, task, codes, ran, ends):
     assert done.read_text().splitlines() == ran
 
 
-def test_the_plan_of_an_array_is_told_and_nothing_is_written(tmp_path, capfd):
-    more = ["--slurm=--partition=gpu", "--slurm_bundle", "2", "--dry_run"]
-    assert _table(tiny(tmp_path), tmp_path / "results", *more) == 0
+def test_a_command_says_what_it_submits_or_what_stands_in_the_way(tmp_path, monkeypatch, capfd):
+    """Without ``sbatch`` the files are written, for another machine; what it refuses is told in its words."""
+    command = tiny(tmp_path), tmp_path / "my results", "--slurm=--partition=gpu"
+    assert _table(*command, "--slurm_bundle", "2", "--dry_run") == 0
     assert capfd.readouterr().out == "2 runs: sbatch --array=1-1 --partition=gpu\n"
-    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "my results").exists()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _table(*command) == 2
+    (script,) = tmp_path.glob("my results/slurm/tiny-quick-*/job.sh")
+    assert f"`sbatch --partition=gpu '{script}'`" in capfd.readouterr().err
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho invalid: $2 >&2\nexit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    assert _table(*command) == 2
+    assert "failed: invalid: --partition=gpu" in capfd.readouterr().err
 
 
 def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path):
@@ -187,35 +187,18 @@ def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path):
     assert f"{runs[0].id}.yaml" in (first.parent / slurm.LIST).read_text()
 
 
-def test_without_sbatch_the_files_are_written_and_the_error_says_how_to_submit_them(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("PATH", "")
-    assert _table(tiny(tmp_path), tmp_path / "my results", "--slurm=--partition=gpu") == 2
-    (script,) = tmp_path.glob("my results/slurm/tiny-quick-*/job.sh")
-    assert f"`sbatch --partition=gpu '{script}'`" in capfd.readouterr().err
-
-
-def test_what_sbatch_refuses_is_told_in_its_words(tmp_path, monkeypatch):
-    sbatch = tmp_path / "sbatch"
-    sbatch.write_text("#!/bin/sh\necho sbatch: error: invalid partition specified: $2 >&2\nexit 1\n")
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(RunError, match=r"sbatch: error: .* --partition=none"):
-        slurm.submit(tmp_path / "job.sh", "--partition=none")
-
-
 @pytest.mark.timeout(300)
 def test_a_task_that_is_preempted_saves_goes_back_to_the_queue_and_continues(tmp_path, cluster):
-    path, results, ours = tiny(tmp_path, rounds=40), tmp_path / "array", tmp_path / "here"
-    assert _table(path, results, "--seeds", "0", "--threads", "1", "--slurm=--partition=low --nodelist=one") == 0
-    (run,) = suite.load(str(path)).plan("quick", [0]).runs.values()
-    rows = results / "runs" / run.folder.name / "metrics.jsonl"
-    _until(lambda: rows.exists() and len(rows.read_text().splitlines()) >= 3, "the first rounds")
+    path = tiny(tmp_path, rounds=40)
+    assert _table(path, tmp_path / "array", "--seeds", "0", "--threads", "1", "--slurm=--partition=low") == 0
+    here = Runtime(results_dir=str(tmp_path / "here"), accelerator="cpu", devices=1, threads=1, wandb="off")
+    (run,) = suite.load(str(path)).plan("quick", [0], runtime=here).runs.values()
+    there = tmp_path / "array/runs" / run.folder.name
+    _until(lambda: len(read_rows(there)) >= 3, "the first rounds")
     urgent = ["sbatch", "--partition=high", "--nodes=1", "--ntasks=2", f"--output={tmp_path}/urgent.log", "--wrap=true"]
     subprocess.run(urgent, check=True, capture_output=True)
     _until(lambda: not _lines("squeue", "--noheader", "--format=%i"), "both jobs")
-    (log,) = results.glob("slurm/tiny-quick-*/*.log")
+    (log,) = tmp_path.glob("array/slurm/tiny-quick-*/*.log")
     told = log.read_text()
     assert "stopped by SIGTERM" in told and "continues from round" in told, told
-    assert _table(path, ours, "--seeds", "0", "--threads", "1", "--jobs", "1") == 0
-    made, again = (without_clock(read_rows(path)) for path in (rows.parent, ours / "runs" / rows.parent.name))
-    assert made == again
+    assert without_clock(read_rows(there)) == without_clock(read_rows(fit(run)))
