@@ -3,12 +3,11 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
 
+from benchmark.cli import main
 from benchmark.launch.launchers import (
     Torchrun,
     check_left_over,
@@ -19,7 +18,7 @@ from benchmark.launch.launchers import (
 )
 from benchmark.launch.pool import run_all
 from datamodules.common.errors import ConfigError
-from two_processes import free_port
+from two_processes import forks, free_port
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
 SRUN = {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_JOB_NAME": "train"}
@@ -57,24 +56,23 @@ def test_a_rank_that_is_left_over_is_refused(monkeypatch, name):
         check_left_over()
 
 
+def first_of_four(port, results):
+    """A command in the first of the processes that srun starts, without the others."""
+    first = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS_PER_NODE": "4"}
+    os.environ |= {**SRUN, **first, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    main(["fit", "--method", "fedavg", "--data", "digits", "--accelerator", "cpu", "--results_dir", results])
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_process_that_waits_for_others_can_be_stopped(tmp_path, number):
     """The wait is one call that does not return to Python, so that no handler is called in it."""
     port = free_port()
-    first = {**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS_PER_NODE": "4"}
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-m", "benchmark", "fit", "--method", "fedavg", "--data", "digits"]
-    options = ["--accelerator", "cpu", "--results_dir", str(tmp_path)]
-    program = subprocess.Popen([*command, *options], env={**os.environ, **first, **address}, stderr=subprocess.DEVNULL)
-    try:
-        while program.poll() is None:
-            with socket.socket() as there:
-                if there.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        time.sleep(0.5)
-        program.send_signal(number)
-        assert program.wait(timeout=20) == -number
-    finally:
-        program.kill()
-        program.wait()
+    process = forks().Process(target=first_of_four, args=(port, str(tmp_path)), daemon=True)
+    process.start()
+    with socket.socket() as there:
+        while there.connect_ex(("127.0.0.1", port)) and process.is_alive():
+            time.sleep(0.05)
+    time.sleep(0.5)
+    os.kill(process.pid, number)
+    process.join(20)
+    assert process.exitcode == -number

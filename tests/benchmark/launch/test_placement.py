@@ -27,7 +27,7 @@ def test_threads_are_those_asked_for_or_as_many_as_before_or_a_share_of_the_core
 def test_auto_takes_the_tasks_that_slurm_has_started(tmp_path, machine, monkeypatch):
     """Not more, however large the run; in an interactive job there is nothing but the machine."""
     machine.cores = 8
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "0")
     auto = {"method": "fedavg", "runtime__devices": "auto", "runtime__threads": "auto", "rounds": 4_000}
     monkeypatch.setenv("SLURM_JOB_NAME", "train")
     for tasks, nodes, expected in ((1, 1, (1, 8)), (4, 1, (4, 2)), (4, 2, (2, 4)), (1, 2, (1, 8))):
@@ -44,7 +44,7 @@ def test_runs_that_go_on_at_once_share_the_machine(tmp_path, machine, monkeypatc
     """Cores, and half of the free memory for states, however few runs are left; or what is asked for."""
     machine.cores = 8
     machine.write(proc__meminfo="MemAvailable: 16000000 kB\n")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
     auto = {"runtime__devices": "auto", "runtime__threads": "auto"}
     runs = [configuration(tmp_path, **{**SHORT, **auto, "seed": seed}) for seed in range(4)]
     asked = [run.replace(runtime=replace(run.config.runtime, threads=3, client_memory=0.5)) for run in runs]

@@ -5,10 +5,10 @@ import pty
 import signal
 import sys
 import threading
+import time
 
 import pytest
 
-from benchmark import ROOT
 from benchmark.launch.signals import SIGNALS, STOPPED, check_stopped, stoppable
 from datamodules.common.errors import Stopped
 
@@ -64,36 +64,24 @@ def test_a_signal_that_is_ignored_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-IN_A_TERMINAL = """
-import sys, time
-from pathlib import Path
-from benchmark.launch.signals import STOPPED, stoppable
-from datamodules.common.errors import Stopped
-
-try:
-    with stoppable():
-        print("begun", flush=True)
-        while True:
-            time.sleep(0.1)  # a signal that comes just before a sleep does not shorten it
-except Stopped as stopped:
-    print("writing to the terminal", flush=True)
-    print("and its error stream", file=sys.stderr, flush=True)
-    Path("saved").write_text(str(stopped))
-    sys.exit(STOPPED)
-"""
-
-
 @pytest.mark.timeout(60)
 def test_a_terminal_that_is_closed_stops_and_may_still_be_written_to(tmp_path):
-    (tmp_path / "program.py").write_text(IN_A_TERMINAL)
     child, terminal = pty.fork()
     if child == 0:
-        os.chdir(tmp_path)
-        os.execve(sys.executable, [sys.executable, "program.py"], {**os.environ, "PYTHONPATH": str(ROOT)})
-    assert b"begun" in os.read(terminal, 100)
+        try:
+            with stoppable():
+                os.write(1, b"begun")
+                while True:
+                    time.sleep(0.1)  # a signal that comes just before a sleep does not shorten it
+        except Stopped as stopped:
+            os.write(1, b"to the terminal")
+            os.write(2, b"to its error stream")
+            (tmp_path / "saved").write_text(str(stopped))
+        finally:
+            os._exit(STOPPED)
+    assert os.read(terminal, 100) == b"begun"
     os.close(terminal)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == STOPPED
+    os.waitpid(child, 0)
     assert (tmp_path / "saved").read_text() == "stopped by SIGHUP"
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from benchmark.runs.environment import asked_threads, cores, cpu_model, cpu_share, hardware, idle_cores
+from benchmark.runs.environment import cores, cpu_model, cpu_share, hardware, idle_cores
 
 
 @pytest.mark.parametrize("text", ["model name\t: Some CPU 3 \nmodel name\t: B\n", "nothing is known\n"])
@@ -17,24 +17,12 @@ def test_the_processor_is_called_as_the_system_calls_it(machine, text):
     ("run", "told"),
     [
         ({"threads": 2}, "Some CPU, 2 of 8 cores per run"),
-        ({"threads": 1, "devices": 1}, "Some CPU, 1 of 8 cores per run"),
         ({"threads": 2, "devices": 3}, "Some CPU, 6 of 8 cores per run"),
         ({"threads": 1, "devices": 2, "gpu": "Some GPU", "accelerator": "cuda"}, "2 x Some GPU"),
     ],
 )
 def test_the_hardware_of_a_run_counts_all_of_its_processes(run, told):
     assert hardware({"cpu": "Some CPU", "cores": 8, "gpu": None, "accelerator": "cpu"} | run) == told
-
-
-@pytest.mark.parametrize(
-    ("value", "threads"), [("3", 3), ("4,2", 4), ("", None), ("0", None), ("many", None), (None, None)]
-)
-def test_threads_that_openmp_is_asked_for(monkeypatch, value, threads):
-    if value is None:
-        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    else:
-        monkeypatch.setenv("OMP_NUM_THREADS", value)
-    assert asked_threads() == threads
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 import fcntl
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 
@@ -16,35 +14,31 @@ from benchmark.runs.lock import RunLocked, holder, locked, run_lock
 from benchmark.runs.records import read_record
 from benchmark.runs.states import state
 from run_folders import FACTS, RUN, flocked, row
+from two_processes import forks
 
-HOLD = """
-import pathlib, sys, time
-from benchmark.runs.lock import run_lock
-with run_lock(pathlib.Path(sys.argv[1])):
-    print("held", flush=True)
-    time.sleep(60)
-"""
+
+def hold(folder):
+    with run_lock(folder):
+        (folder / "held").touch()
+        time.sleep(60)
 
 
 def test_the_lock_keeps_others_out_and_survives_no_kill(tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE)
-    assert process.stdout.readline() == b"held\n"
+    process = forks().Process(target=hold, args=(tmp_path,))
+    process.start()
+    while not (tmp_path / "held").exists():
+        time.sleep(0.01)
     assert locked(tmp_path) and holder(tmp_path)["pid"] == process.pid
     message = f"process {process.pid} on .* is working on this run"
     with pytest.raises(RunLocked, match=message), run_lock(tmp_path):
         pass
     process.kill()
-    process.communicate()
+    process.join()
     assert not locked(tmp_path) and holder(tmp_path)["pid"] == process.pid
-    with RunFolder(tmp_path).lock():
-        assert locked(tmp_path) and holder(tmp_path)["pid"] == os.getpid()
-    assert not locked(tmp_path) and holder(tmp_path) == {}
-
-
-def test_an_error_releases_the_lock_in_good_order(tmp_path):
     with pytest.raises(KeyboardInterrupt), run_lock(tmp_path):
+        assert locked(tmp_path) and holder(tmp_path)["pid"] == os.getpid()
         raise KeyboardInterrupt
-    assert holder(tmp_path) == {}
+    assert not locked(tmp_path) and holder(tmp_path) == {}
 
 
 @pytest.mark.parametrize("text", ["4711", "null", "[1]", "{"])

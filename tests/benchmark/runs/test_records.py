@@ -9,7 +9,7 @@ from benchmark import ROOT
 from benchmark.config import Run
 from benchmark.runs import records
 from benchmark.runs.folder import RunFolder
-from benchmark.runs.records import last_row, read_record, readings, validate
+from benchmark.runs.records import last_row, read_record, readings, revisions, validate
 from benchmark.runs.states import state
 from datamodules.common.errors import RunError
 from run_folders import FACTS, RUN, change, row, whole_run
@@ -43,11 +43,9 @@ def test_the_averaged_reading_is_sealed_by_the_digest_and_kept_from_runs_without
     [
         ({}, "acc"),
         (None, "empty"),
-        ("99", "dictionary"),
-        ([50.0], "dictionary"),
         (99.0, "dictionary"),
-        *[({"acc": value}, "acc") for value in (None, 1e300, -5.0, 100.5, True, "50", [50.0])],
-        *[({"acc": 50.0, "auc": value}, "auc") for value in (1e300, -5.0)],
+        *[({"acc": value}, "acc") for value in (None, -5.0, 100.5, True, "50")],
+        ({"acc": 50.0, "auc": -5.0}, "auc"),
         ({"acc": 50.0, "acc_by_class": [50.0, 101.0]}, "acc_by_class"),
     ],
 )
@@ -64,10 +62,6 @@ def test_every_reading_of_a_complete_record_is_checked(tmp_path, reading, damage
     "line",
     [
         '{"rou',
-        "5",
-        '{"acc": 1.0}',
-        '{"round": 1, "acc": 1e300}',
-        '{"round": 1, "acc": -5.0}',
         '{"round": 1, "acc": null}',
         '{"round": 1, "acc": 5.0, "auc": 101.0}',
         '{"round": 1, "acc": 5.0, "loss": 1e999}',
@@ -108,11 +102,11 @@ def test_a_record_of_an_older_version_stays_valid(tmp_path):
     assert state(tmp_path) == "damaged"
 
 
-def test_all_committed_records_are_what_their_rows_say():
-    every = sorted((ROOT / "results" / "runs").glob("*/record.json"))
-    paths = [path for path in every if "-digits-" not in path.parent.name]  # those of quick runs are nobody's business
-    assert len(paths) >= 16
-    assert {state(path.parent) for path in paths} <= {"complete", "failed"}
+def test_all_committed_records_are_what_their_rows_say_and_of_todays_code():
+    every = (ROOT / "results" / "runs").iterdir()
+    found = [read_record(path) for path in every if "-digits-" not in path.name]  # quick runs are nobody's business
+    assert len(found) > 600 and {record["status"] for record in found} <= {"complete", "failed"}
+    assert {made for record in found for made in revisions(record)} == {"method 1, framework 1"}
 
 
 def test_readings_take_each_metric_over_the_rows_that_have_it():
@@ -138,18 +132,14 @@ def test_accuracies_by_class_are_a_metric_of_every_reading():
 def test_validate_names_everything_that_is_wrong(tmp_path):
     good = whole_run(tmp_path).record
     validate(good, "here")
-    bad = {**good, "run_id": 5, "rounds": None}
+    bad = {**good, "run_id": 5, "status": "done", "bytes_up": -1, "timing": {"seconds": float("nan")}}
     del bad["config"]
-    with pytest.raises(RunError, match=r"here: .*run_id.*config is missing.*rounds"):
+    with pytest.raises(RunError, match=r"here: .*run_id.*status.*config is missing.*bytes_up.*timing\.seconds"):
         validate(bad, "here")
     for wrong, what in (
-        ({"status": "done"}, "status"),
         ({"status": "failed"}, "error is empty"),
         ({"final": None, "data_sha256": None}, "final, data_sha256 is empty"),
         ({"schema_version": 9}, "schema_version.* 2"),
-        ({"bytes_up": -1}, "bytes_up"),
-        ({"environment": {"code_versions": "abc"}}, r"environment\.code_versions"),
-        ({"timing": {"seconds": float("nan")}}, r"timing\.seconds"),
     ):
         with pytest.raises(RunError, match=what):
             validate({**good, **wrong}, "here")
@@ -165,10 +155,7 @@ def test_an_unreadable_record(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        (None, None),
-        ("", None),
         ('{"round": 0', None),
-        ('{"round": 0}\n', 0),
         ('{"round": 0}\n{"round": 1}\n{"round": 2', 1),
         ("damaged\n" * 20_000 + '{"round": 7}\n', 7),
         ('{"round": 7}\ndamaged\n', None),
@@ -176,8 +163,8 @@ def test_an_unreadable_record(tmp_path, text):
     ],
 )
 def test_the_last_row_alone(tmp_path, text, number):
-    if text is not None:
-        (tmp_path / "metrics.jsonl").write_text(text)
+    assert last_row(tmp_path) is None
+    (tmp_path / "metrics.jsonl").write_text(text)
     assert last_row(tmp_path) == (None if number is None else {"round": number})
 
 
