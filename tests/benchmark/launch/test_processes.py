@@ -6,43 +6,26 @@ import sys
 import pytest
 
 from benchmark.cli import main
-from benchmark.launch.recorder import Recorder
 from benchmark.launch.run import fit
 from benchmark.runs.records import read_record
 from datamodules.common.errors import RunError
-from runs import MIXED, OPTIONS, SHORT, assert_same_run, configuration
+from runs import MIXED, OPTIONS, SHORT, assert_same_run, configuration, interrupted
 from two_processes import forks, free_port
-
-
-@pytest.mark.timeout(300)
-def test_two_processes_give_the_bits_of_one(tmp_path, reference, monkeypatch, quick_processes):
-    """Although they take over from one process that was interrupted after a round."""
-    record = Recorder.on_round_end
-
-    def stop(self, federation, row):
-        record(self, federation, row)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Recorder, "on_round_end", stop)
-        fit(configuration(tmp_path, runtime__checkpoint_every_s=0, **MIXED))
-    path = fit(configuration(tmp_path, runtime__devices=2, **MIXED))
-    assert read_record(path)["environment"]["devices"] == 2
-    assert_same_run(path, reference)
-
 
 FAILS = """
 from methods.fedavg import FedAvg
 
 
 class Fails(FedAvg):
-    \"""One of its clients asks for what there is not.\"""
+    \"""One of its clients raises an error of several lines.\"""
 
     def select_clients(self, round, roster):
         return [list(range(6))]
 
     def local_work(self, site):
-        return {}["strong"] if self.visit.client == 5 else super().local_work(site)
+        if self.visit.client == 5:
+            raise ValueError("two\\n  lines\\n\\nOriginal Traceback (most recent call last):\\n  x")
+        return super().local_work(site)
 """
 
 
@@ -53,10 +36,11 @@ def test_every_process_fails_with_the_error_of_one(tmp_path, monkeypatch, quick_
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     config = configuration(tmp_path, **{**SHORT, "method": "fails.Fails", "runtime__devices": 2})
-    with pytest.raises(RunError, match=r"Fails, client 5 .*, round 0: KeyError: 'strong'"):
+    told = r"^Fails, client 5 .*, round 0: ValueError: two\n  lines\n\nOriginal Traceback .*:\n  x"
+    with pytest.raises(RunError, match=told):
         fit(config)
     error = read_record(config.folder)["error"]
-    assert "KeyError: 'strong'" in error and "fails.py" in error and "Connection" not in error
+    assert "ValueError: two\n  lines" in error and "fails.py" in error and "Connection" not in error
 
 
 def as_one_of_two(rank, port, words, told):
@@ -70,8 +54,11 @@ def as_one_of_two(rank, port, words, told):
 
 
 @pytest.mark.timeout(300)
-def test_torchrun_on_two_nodes_gives_the_same_record(tmp_path, reference):
-    """Its processes, without its launchers, which import for much longer than the run takes."""
+def test_torchrun_on_two_nodes_gives_the_record_of_one_process(tmp_path, reference):
+    """Although it takes over from one that was interrupted. Its processes, without its launchers, which import for much
+    longer than the run takes.
+    """
+    path = interrupted(configuration(tmp_path, **MIXED), 3)
     options = {**OPTIONS, **MIXED, "results_dir": tmp_path}
     del options["runtime.devices"]  # torchrun says how many there are
     words = [w for k, v in options.items() for w in (f"--{k.removeprefix('runtime.')}", str(v))]
@@ -82,7 +69,6 @@ def test_torchrun_on_two_nodes_gives_the_same_record(tmp_path, reference):
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 2
-    path = configuration(tmp_path, **MIXED).folder
     assert "".join(file.read_text() for file in told).count(str(path)) == 1, "one of the processes speaks for all"
     environment = read_record(path)["environment"]
     assert (environment["devices"], environment["num_nodes"]) == (1, 2)

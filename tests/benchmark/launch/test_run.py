@@ -1,19 +1,15 @@
 """Whole runs from their configuration: records, refusals, precisions, launching, and a user's own method."""
 
 import json
-import re
 import sys
-import traceback
 from dataclasses import replace
 
 import pytest
 import torch
-from torch.multiprocessing.spawn import ProcessRaisedException
 
 from benchmark.config import identity
 from benchmark.launch import run
 from benchmark.launch.run import fit
-from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import locked
 from benchmark.runs.records import read_record, read_rows
 from benchmark.runs.states import CHECKPOINT
@@ -86,43 +82,6 @@ def test_processes_that_end_without_a_record_are_no_success(tmp_path, monkeypatc
     monkeypatch.setattr(run.Fabric, "launch", lambda *_: None)
     with pytest.raises(RunError, match="ended without an error, but the run is not complete; run it again"):
         fit(configuration(tmp_path, runtime__devices=2, **SHORT))
-
-
-def raised(error):
-    """What the launcher raises where a process died of an error, which came of another one."""
-    try:
-        try:
-            raise KeyError("the cause")
-        except KeyError as cause:
-            raise error from cause
-    except Exception:
-        text = traceback.format_exc()
-    return ProcessRaisedException(f"\n\n-- Process 1 terminated with the following error:\n{text}", 1, 4711)
-
-
-LINES = "Mine.training_step, client 3: ValueError: two\n  lines\n\nOriginal Traceback (most recent call last):\n  x"
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (RunError(LINES), f"^{re.escape(LINES)}$"),
-        (RuntimeError("boom\nbang"), "RuntimeError: boom\nbang; the same command"),
-    ],
-)
-def test_what_a_process_dies_of_is_told_and_recorded(tmp_path, monkeypatch, error, message):
-    """The first process may notice, and record, that it lost the other one before that one's error is known."""
-    config = configuration(tmp_path, runtime__devices=2, **SHORT)
-
-    def launch(self, function):
-        RunFolder(config.folder).fail(RuntimeError("connection closed by peer"), config)
-        raise raised(error)
-
-    monkeypatch.setattr(run.Fabric, "launch", launch)
-    with pytest.raises(RunError, match=message):
-        fit(config)
-    recorded = read_record(config.folder)["error"]
-    assert f"{type(error).__name__}: {error}" in recorded and "connection closed" not in recorded
 
 
 def test_missing_data_is_missed_before_processes_start(tmp_path, monkeypatch):

@@ -38,25 +38,19 @@ ClusterName=test
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort={controller}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=5
-CredType=cred/munge
+AuthInfo=socket={folder}/munge.socket
 SlurmUser={user}
 SlurmdUser={user}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
-MpiDefault=none
 ProctrackType=proctrack/pgid
-TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SchedulerParameters=sched_interval=1,bf_interval=1
-JobRequeue=1
 NodeName=one NodeHostname=localhost NodeAddr=127.0.0.1 Port={node} CPUs=2
 PartitionName=low Nodes=one Default=YES PriorityTier=1 GraceTime=60 State=UP
 PartitionName=high Nodes=one PriorityTier=2 PreemptMode=OFF State=UP

@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import socket
 import threading
 import time
 
@@ -13,7 +12,7 @@ from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked, holder, locked, run_lock
 from benchmark.runs.records import read_record
 from benchmark.runs.states import state
-from run_folders import FACTS, RUN, flocked, row
+from run_folders import FACTS, RUN, flocked, row, whole_run
 from two_processes import forks
 
 
@@ -65,31 +64,17 @@ def test_one_who_looks_does_not_keep_a_run_from_starting(tmp_path):
     timer.join()
 
 
-def another_host_finishes(path, monkeypatch):
-    """Carry the run out on a host that does not see this one's locks, long after this one's last heartbeat."""
-    lock = path / "run.lock"
-    (path / "copy").write_text(lock.read_text())
-    os.replace(path / "copy", lock)  # a file of its own: nobody holds it
-    os.utime(lock, (0, 0))
-    with monkeypatch.context() as patch:
-        patch.setattr(socket, "gethostname", lambda: "another-host")
-        there = RunFolder(path)
-        with there.lock():
-            there.open(RUN, FACTS)
-            there.rewind(0)
-            for number in range(4):
-                there.append(row(number))
-            there.finish()
-
-
-def test_a_process_that_slept_while_another_host_finished_its_run_writes_nothing(tmp_path, monkeypatch):
+def test_a_process_that_slept_while_another_host_finished_its_run_writes_nothing(tmp_path):
     """Neither a row, nor a checkpoint, nor its failure, nor a heartbeat: the record stays complete."""
     ours = RunFolder(tmp_path, heartbeat_s=0)
     recorder = Recorder(RUN, ours)
     with ours.lock():
         ours.open(RUN, FACTS)
         ours.append(row(0))
-        another_host_finishes(tmp_path, monkeypatch)
+        for name in ("run.lock", "metrics.jsonl"):  # the other host does not see who holds the first
+            (tmp_path / name).unlink()
+        with run_lock(tmp_path):
+            whole_run(tmp_path)
         before = {file: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
         recorder.state = {"round": 1}
         for write in (lambda: ours.append(row(1)), lambda: ours.beat(2), recorder.save, lambda: ours.rewind(0)):

@@ -1,7 +1,5 @@
 """Lightning's loggers and callbacks by name, and the W&B mirror, which can fail with no more than a warning."""
 
-import warnings
-
 import pandas as pd
 import pytest
 from lightning.pytorch.callbacks import LambdaCallback
@@ -68,26 +66,20 @@ def test_auto(monkeypatch, tmp_path):
     assert choose_mode("auto", "paper") == "off"
     monkeypatch.setenv("WANDB_API_KEY", "x")
     assert choose_mode("auto", "paper") == "online"
-    for asked, mode in {
-        "disabled": "off",
-        "offline": "offline",
-        "dryrun": "offline",
-        "online": "online",
-    }.items():
+    for asked, mode in {"disabled": "off", "dryrun": "offline", "online": "online"}.items():
         monkeypatch.setenv("WANDB_MODE", asked)
         assert choose_mode("auto", "quick") == choose_mode("auto", "paper") == mode
     assert [choose_mode(mode, "paper") for mode in ("off", "offline", "online")] == ["off", "offline", "online"]
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_offline_files_hold_rows_and_tables(tmp_path):
     path = tmp_path / "run"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        with mirror_run(RUN, path) as mirror:
-            mirror.row({"round": 0, "acc": 12.5, "auc": None, "timing": {"seconds": 0.5}})
-            mirror.record(RECORD, [])
-        frames = {"1": pd.DataFrame({"method": ["x"], "ours": [1.5]}), "2": pd.DataFrame()}
-        mirror_tables("offline", tmp_path / "results", "paper", "toy-paper", frames)
+    with mirror_run(RUN, path) as mirror:
+        mirror.row({"round": 0, "acc": 12.5, "auc": None, "timing": {"seconds": 0.5}})
+        mirror.record(RECORD, [])
+    frames = {"1": pd.DataFrame({"method": ["x"], "ours": [1.5]}), "2": pd.DataFrame()}
+    mirror_tables("offline", tmp_path / "results", "paper", "toy-paper", frames)
     written = list(path.glob("wandb/offline-run-*/run-*.wandb"))
     assert len(written) == 1 and b"12.5" in written[0].read_bytes()
     (table,) = (tmp_path / "results").rglob("*.table.json")  # an empty one is no table
@@ -119,9 +111,7 @@ def test_runs_are_filed_by_scale_or_where_the_variables_say(tmp_path, service, m
     online(tmp_path).row({"round": 0})
     filed = [(init["project"], init["group"]) for init in service.started]
     assert filed == [("fssl-bench", "custom"), ("fssl-bench", "quick"), ("p", "g")]
-    assert {init["resume"] for init in service.started} == {"allow"}, (
-        "or `wandb sync` overwrites the first part of a run"
-    )
+    assert {init["resume"] for init in service.started} == {"allow"}  # else `wandb sync` overwrites the first part
 
 
 def test_a_run_starts_with_its_first_row(tmp_path, service):

@@ -110,23 +110,16 @@ def test_all_committed_records_are_what_their_rows_say_and_of_todays_code():
 
 
 def test_readings_take_each_metric_over_the_rows_that_have_it():
+    """Accuracies by class entry by entry; a class that the test set lacks stays unknown."""
     rows = [
         {"round": 0, "acc": 10.0, "visits": 5},
-        {"round": 2, "acc": 20.0, "loss": 4.0},
-        {"round": 4, "acc": 40.0, "auc": None},
+        {"round": 2, "acc": 40.0, "loss": 4.0, "acc_by_class": [40.0, None, 80.0]},
+        {"round": 4, "acc": 20.0, "auc": None, "acc_by_class": [20.0, None, 40.0]},
     ]
-    found = readings(rows, last_k=3)
-    assert found["last_k_mean"] == {"rounds": 2, "acc": 30.0, "loss": 4.0, "auc": None}
-    assert found["best"] == found["final"] == {"round": 4, "acc": 40.0, "auc": None}
-
-
-def test_accuracies_by_class_are_a_metric_of_every_reading():
-    """Entry by entry; a class that the test set lacks stays unknown."""
-    rows = [{"round": n, "acc": acc, "acc_by_class": [acc, None, 2 * acc]} for n, acc in enumerate((10.0, 40.0, 20.0))]
-    found = readings(rows, last_k=2)
-    assert found["final"]["acc_by_class"] == [20.0, None, 40.0]
-    assert found["best"]["acc_by_class"] == [40.0, None, 80.0]
-    assert found["last_k_mean"]["acc_by_class"] == [30.0, None, 60.0]
+    found, means = readings(rows, last_k=3), {"acc": 30.0, "loss": 4.0, "auc": None}
+    assert found["last_k_mean"] == {"rounds": 2, **means, "acc_by_class": [30.0, None, 60.0]}
+    assert found["best"] == rows[1]
+    assert found["final"] == rows[2]
 
 
 def test_validate_names_everything_that_is_wrong(tmp_path):
@@ -152,20 +145,14 @@ def test_an_unreadable_record(tmp_path, text):
         read_record(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ('{"round": 0', None),
-        ('{"round": 0}\n{"round": 1}\n{"round": 2', 1),
-        ("damaged\n" * 20_000 + '{"round": 7}\n', 7),
-        ('{"round": 7}\ndamaged\n', None),
-        ("[]\n", None),
-    ],
-)
-def test_the_last_row_alone(tmp_path, text, number):
+def test_the_last_row_alone(tmp_path):
+    file = tmp_path / "metrics.jsonl"
     assert last_row(tmp_path) is None
-    (tmp_path / "metrics.jsonl").write_text(text)
-    assert last_row(tmp_path) == (None if number is None else {"round": number})
+    file.write_text("damaged\n" * 20_000 + '{"round": 7}\n{"round": 8')
+    assert last_row(tmp_path) == {"round": 7}
+    for text in ('{"round": 7}\ndamaged\n', "[]\n"):
+        file.write_text(text)
+        assert last_row(tmp_path) is None
 
 
 def test_a_mean_has_the_same_bits_on_every_python() -> None:
