@@ -84,14 +84,6 @@ def started(config, rows, work=fit):
     return process
 
 
-def descendants(pid):
-    """Processes that a process has started, and theirs."""
-    found = []
-    for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        found += [int(number), *descendants(int(number))]
-    return found
-
-
 def alive(pid):
     """Whether a process goes on; one that has ended and is not waited for does not."""
     try:
@@ -101,9 +93,9 @@ def alive(pid):
 
 
 def ranks(process):
-    """Processes of a run, by rank: the youngest that the process has started, be they fresh or forks."""
-    found = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(process.pid)}
-    return sorted(pid for pid, words in found.items() if b"spawn_main" in words or b"forkserver" in words)
+    """Processes of a run, by rank, be they fresh or forks."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return sorted(int(pid) for pid in children if b"tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
 def assert_no_orphans(pids):

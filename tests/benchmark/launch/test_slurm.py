@@ -5,33 +5,22 @@ import os
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmark.cli import main
-from benchmark.config import Runtime, from_dict, run_id
+from benchmark.config import Run, from_dict, run_id
 from benchmark.launch import slurm
 from benchmark.launch.run import fit
 from benchmark.runs.records import read_rows, without_clock
-from benchmark.suites import suite
 from datamodules.common.yaml import read_yaml
+from runs import SHORT, configuration
+from toy_suite import table
 from two_processes import free_port
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "srun")
 PATIENCE_S = 100
-
-SUITE = """\
-paper: tiny
-title: One row on digits
-published: null
-report: last
-base: {set: {data: digits, model: small_cnn, data.num_clients: 4, data.labelled_clients: 1, rounds: ROUNDS}}
-datasets: {digits: {set: {}}}
-labels: {FedAvg: {method: fedavg}}
-tables: {"1": {title: One, datasets: [digits], metrics: [acc], rows: [{method: FedAvg}]}}
-scales: {quick: {note: tiny, seeds: [0, 1]}}
-"""
 
 CLUSTER = """\
 ClusterName=test
@@ -55,13 +44,6 @@ NodeName=one NodeHostname=localhost NodeAddr=127.0.0.1 Port={node} CPUs=2
 PartitionName=low Nodes=one Default=YES PriorityTier=1 GraceTime=60 State=UP
 PartitionName=high Nodes=one PriorityTier=2 PreemptMode=OFF State=UP
 """
-
-
-def tiny(tmp_path, rounds=2):
-    """The path of a suite with one row and two seeds."""
-    path = tmp_path / "tiny.yaml"
-    path.write_text(SUITE.replace("ROUNDS", str(rounds)))
-    return path
 
 
 @pytest.fixture
@@ -110,15 +92,15 @@ def _until(true, what):
         time.sleep(0.2)
 
 
-def _table(path, results, *more):
-    return main(["table", "--paper", str(path), "--results_dir", str(results), "--wandb", "off", *more])
+def seeds(results, *numbers, **runtime):
+    return [configuration(results, seed=number, **SHORT, **runtime) for number in numbers]
 
 
 def test_a_task_finds_its_run_and_its_folders_wherever_it_runs(tmp_path, monkeypatch):
     """``sbatch --chdir`` gives it another working folder than that of the command."""
     monkeypatch.chdir(tmp_path)
-    runs = list(suite.load(str(tiny(tmp_path))).plan("quick", runtime=Runtime(data_dir="../d")).runs.values())
-    script = slurm.write(runs, "tiny-quick", Path("results"))
+    runs = seeds("results", 1, 2, runtime__data_dir="../d")
+    script = slurm.write(runs, "toy-quick", Path("results"))
     configs = [from_dict(read_yaml(Path(one))) for one in (script.parent / slurm.LIST).read_text().splitlines()]
     assert [run_id(config) for config in configs] == [run.id for run in runs]
     folders = {(config.runtime.data_dir, config.runtime.results_dir) for config in configs}
@@ -126,73 +108,71 @@ def test_a_task_finds_its_run_and_its_folders_wherever_it_runs(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("task", "codes", "ran", "ends"),
+    ("task", "code", "ran"),
     [
-        (1, {}, ["1", "2"], 0),
-        (2, {}, ["3"], 0),
-        (1, {"1": 3}, ["1", "2"], 3),
-        (1, {"1": slurm.STOPPED}, ["1", "requeue 7_1"], slurm.STOPPED),
-        (1, {"1": 143}, ["1", "requeue 7_1"], 143),
+        (1, 0, ["1", "2"]),
+        (2, 0, ["3"]),
+        (1, 3, ["1", "2"]),
+        (1, slurm.STOPPED, ["1", "requeue 7_1"]),
+        (1, 143, ["1", "requeue 7_1"]),
     ],
     ids=["two of three", "the rest", "one fails", "stopped", "killed while it started"],
 )
-def test_a_task_runs_its_bundle(tmp_path, task, codes, ran, ends):
-    """With commands in SLURM's place that write down what they are asked for."""
-    runs = list(suite.load(str(tiny(tmp_path))).plan("quick", [0, 1, 2]).runs.values())
-    script = slurm.write(runs, "tiny-quick", tmp_path / "with 'a quote'", bundle=2)
+def test_a_task_runs_its_bundle(tmp_path, task, code, ran):
+    """With commands in SLURM's place that write down what they are asked for; the first run ends with ``code``."""
+    runs = seeds(tmp_path, 1, 2, 3)
+    script = slurm.write(runs, "toy-quick", tmp_path / "with 'a quote'", bundle=2)
     assert "#SBATCH --array=1-2\n" in script.read_text()
     commands, done = tmp_path / "commands", tmp_path / "done"
     commands.mkdir()
-    numbers = "".join(
-        f"*{run.id}.yaml) echo {i} >> {done}; exit {codes.get(str(i), 0)};;\n" for i, run in enumerate(runs, 1)
-    )
-    for name, body in (("srun", f'case "$6" in\n{numbers}esac'), ("scontrol", f"echo $1 $2 >> {done}")):
+    cases = [f"*{run.id}.yaml) echo {run.config.seed} >> {done}; exit" for run in runs]
+    srun = f'case "$6" in {cases[0]} {code};; {cases[1]};; {cases[2]};; esac'
+    for name, body in (("srun", srun), ("scontrol", f"echo $1 $2 >> {done}")):
         (commands / name).write_text(f"#!/bin/sh\n{body}\n")
         (commands / name).chmod(0o755)
     path = f"{commands}{os.pathsep}{os.environ['PATH']}"
     environment = {"PATH": path, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(task)}
-    assert subprocess.run(["bash", script], env=environment).returncode == ends
+    assert subprocess.run(["bash", script], env=environment).returncode == code
     assert done.read_text().splitlines() == ran
 
 
-def test_a_command_says_what_it_submits_or_what_stands_in_the_way(tmp_path, monkeypatch, capfd):
+def test_a_command_says_what_it_submits_or_what_stands_in_the_way(here, monkeypatch, capfd):
     """Without ``sbatch`` the files are written, for another machine; what it refuses is told in its words."""
-    command = tiny(tmp_path), tmp_path / "my results", "--slurm=--partition=gpu"
-    assert _table(*command, "--slurm_bundle", "2", "--dry_run") == 0
+    command = "--seeds", "1", "--results_dir", "my results", "--slurm=--partition=gpu"
+    assert table(*command, "--slurm_bundle", "2", "--dry_run") == 0
     assert capfd.readouterr().out == "2 runs: sbatch --array=1-1 --partition=gpu\n"
-    assert not (tmp_path / "my results").exists()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert _table(*command) == 2
-    (script,) = tmp_path.glob("my results/slurm/tiny-quick-*/job.sh")
+    assert not (here / "my results").exists()
+    monkeypatch.setenv("PATH", str(here))
+    assert table(*command) == 2
+    (script,) = here.glob("my results/slurm/toy-quick-*/job.sh")
     assert f"`sbatch --partition=gpu '{script}'`" in capfd.readouterr().err
-    (tmp_path / "sbatch").write_text("#!/bin/sh\necho invalid: $2 >&2\nexit 1\n")
-    (tmp_path / "sbatch").chmod(0o755)
-    assert _table(*command) == 2
+    (here / "sbatch").write_text("#!/bin/sh\necho invalid: $2 >&2\nexit 1\n")
+    (here / "sbatch").chmod(0o755)
+    assert table(*command) == 2
     assert "failed: invalid: --partition=gpu" in capfd.readouterr().err
 
 
 def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path):
     """Its tasks may still wait, and read their line of the list when they start."""
-    runs = list(suite.load(str(tiny(tmp_path))).plan("quick").runs.values())
-    elsewhere = [run.replace(runtime=Runtime(threads=8)) for run in runs[:1]]
-    lists = (runs[:1], runs[1:], elsewhere, runs[:1])
-    first, *others, again = (slurm.write(some, "tiny-quick", tmp_path) for some in lists)
+    lists = [seeds(tmp_path, 1), seeds(tmp_path, 2), seeds(tmp_path, 1, runtime__threads=8), seeds(tmp_path, 1)]
+    first, *others, again = (slurm.write(runs, "toy-quick", tmp_path) for runs in lists)
     assert first == again and len({first, *others}) == 3
-    assert f"{runs[0].id}.yaml" in (first.parent / slurm.LIST).read_text()
+    assert f"{lists[0][0].id}.yaml" in (first.parent / slurm.LIST).read_text()
 
 
 @pytest.mark.timeout(300)
-def test_a_task_that_is_preempted_saves_goes_back_to_the_queue_and_continues(tmp_path, cluster):
-    path = tiny(tmp_path, rounds=40)
-    assert _table(path, tmp_path / "array", "--seeds", "0", "--threads", "1", "--slurm=--partition=low") == 0
-    here = Runtime(results_dir=str(tmp_path / "here"), accelerator="cpu", devices=1, threads=1, wandb="off")
-    (run,) = suite.load(str(path)).plan("quick", [0], runtime=here).runs.values()
-    there = tmp_path / "array/runs" / run.folder.name
-    _until(lambda: len(read_rows(there)) >= 3, "the first rounds")
-    urgent = ["sbatch", "--partition=high", "--nodes=1", "--ntasks=2", f"--output={tmp_path}/urgent.log", "--wrap=true"]
+def test_a_task_that_is_preempted_saves_goes_back_to_the_queue_and_continues(here, cluster):
+    assert (
+        table("--seeds", "1", "--only", "1/A/low", "--rounds", "40", "--threads", "1", "--slurm=--partition=low") == 0
+    )
+    (config,) = here.glob("results/slurm/*/*.yaml")
+    run = Run.of(from_dict(read_yaml(config)))
+    _until(lambda: len(read_rows(run.folder)) >= 3, "the first rounds")
+    urgent = ["sbatch", "--partition=high", "--nodes=1", "--ntasks=2", f"--output={here}/urgent.log", "--wrap=true"]
     subprocess.run(urgent, check=True, capture_output=True)
     _until(lambda: not _lines("squeue", "--noheader", "--format=%i"), "both jobs")
-    (log,) = tmp_path.glob("array/slurm/tiny-quick-*/*.log")
+    (log,) = config.parent.glob("*.log")
     told = log.read_text()
     assert "stopped by SIGTERM" in told and "continues from round" in told, told
-    assert without_clock(read_rows(there)) == without_clock(read_rows(fit(run)))
+    again = fit(run.replace(runtime=replace(run.config.runtime, results_dir=str(here / "again"))))
+    assert without_clock(read_rows(run.folder)) == without_clock(read_rows(again))

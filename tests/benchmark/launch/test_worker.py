@@ -1,6 +1,8 @@
 """A run in one process: failures, the end of the run, and folders that another process holds."""
 
+import errno
 import os
+import signal
 from dataclasses import replace
 
 import pytest
@@ -8,13 +10,13 @@ import pytest
 from benchmark.federation import checkpoint
 from benchmark.federation.loop import Federation
 from benchmark.launch import run
-from benchmark.launch.recorder import CHECKPOINT
+from benchmark.launch.recorder import CHECKPOINT, Recorder
 from benchmark.launch.run import fit
 from benchmark.launch.worker import data_provenance
 from benchmark.runs.lock import RunLocked, run_lock
 from benchmark.runs.records import read_record
 from benchmark.runs.states import state
-from datamodules.common.errors import RunError
+from datamodules.common.errors import RunError, Stopped
 from datamodules.digits import Digits
 from runs import MIXED, ROUNDS, SHORT, assert_same_run, configuration, interrupted, planted
 
@@ -32,17 +34,48 @@ def test_a_failure_is_recorded_and_the_run_can_be_taken_up_again(tmp_path, refer
     assert f"{path}: continues from round 5 of {ROUNDS}\n" in capsys.readouterr().err
 
 
-def test_a_kill_between_the_last_round_and_the_record_loses_nothing(tmp_path, reference, monkeypatch):
-    """Neither do the sums of the averaged model."""
-    config = configuration(tmp_path, **MIXED)
+def test_an_end_that_fails_loses_nothing(tmp_path, reference, monkeypatch):
+    """A kill between the last round and the record, then a disk that is full when the weights are written."""
+    config, fsync = configuration(tmp_path, **MIXED), os.fsync
 
     def killed(self):
         raise KeyboardInterrupt
+
+    def full(handle):
+        if "weights" in os.readlink(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(handle)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Federation, "evaluate_averaged", killed)
         fit(config)
     assert checkpoint.load(config.folder / CHECKPOINT)["round"] == ROUNDS
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"No space left.*/weights\.pt'"):
+        patch.setattr(os, "fsync", full)
+        fit(config)
+    assert not list(config.folder.glob("*weights*"))
+    assert_same_run(fit(config), reference)
+
+
+def test_a_stop_is_no_failure_where_the_last_rounds_cannot_be_saved(tmp_path, reference, monkeypatch, capsys):
+    """The run ends as it was asked to, says what is lost, and goes on from its checkpoint."""
+    config = configuration(tmp_path, runtime__checkpoint_every_s=0, **MIXED)
+    whole = Federation.run_round
+
+    def full(self):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def stopped(self, number):
+        if number == 3:
+            patch.setattr(Recorder, "save", full)
+            raise Stopped(signal.SIGTERM)
+        return whole(self, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Federation, "run_round", stopped)
+        with pytest.raises(Stopped):
+            fit(config)
+    assert "the last rounds could not be saved: [Errno 28] No space left on device" in capsys.readouterr().err
     assert_same_run(fit(config), reference)
 
 

@@ -142,10 +142,9 @@ def test_the_record_is_not_written_at_every_row(tmp_path):
 def test_a_failure_keeps_its_traceback(tmp_path):
     folder = opened(tmp_path)
     folder.append(row(0))
-    try:
+    with pytest.raises(ZeroDivisionError) as error:
         raise ZeroDivisionError("by zero \udcff")  # as in the name of a file that is no UTF-8
-    except ZeroDivisionError as error:
-        folder.fail(error)
+    folder.fail(error.value)
     record = read_record(tmp_path)
     assert record["status"] == "failed" and record["rounds"]["done"] == 1
     assert "test_a_failure_keeps_its_traceback" in record["error"] and "by zero" in record["error"]

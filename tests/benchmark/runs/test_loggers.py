@@ -103,7 +103,11 @@ def test_a_summary_has_each_number_by_itself_and_classes_have_names(tmp_path, se
 
 def test_runs_are_filed_by_scale_or_where_the_variables_say(tmp_path, service, monkeypatch):
     """Those of scale quick only where W&B is asked for by name."""
-    online(tmp_path).row({"round": 0})
+    with online(tmp_path) as mirror:
+        assert not service.started, "it starts with its first row"
+        mirror.row({"round": 0})
+        mirror.row({"round": 1})
+    assert service.ends == [0]
     for logger in (None, "wandb"):
         mirror_run(RUN.replace(scale="quick", runtime=Runtime(logger=logger)), tmp_path).row({"round": 0})
     monkeypatch.setenv("WANDB_PROJECT", "p")
@@ -112,17 +116,6 @@ def test_runs_are_filed_by_scale_or_where_the_variables_say(tmp_path, service, m
     filed = [(init["project"], init["group"]) for init in service.started]
     assert filed == [("fssl-bench", "custom"), ("fssl-bench", "quick"), ("p", "g")]
     assert {init["resume"] for init in service.started} == {"allow"}  # else `wandb sync` overwrites the first part
-
-
-def test_a_run_starts_with_its_first_row(tmp_path, service):
-    """Once; one that has nothing to hold is not started at all."""
-    with online(tmp_path) as mirror:
-        assert not service.started
-        mirror.row({"round": 0})
-        mirror.row({"round": 1})
-    with online(tmp_path):
-        pass
-    assert len(service.started) == 1 and service.ends == [0]
 
 
 def test_a_mirror_that_breaks_on_the_way_is_one_warning(tmp_path, service):

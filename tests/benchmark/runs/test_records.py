@@ -6,32 +6,28 @@ from dataclasses import replace
 import pytest
 
 from benchmark import ROOT
-from benchmark.config import Run
+from benchmark.config import Run, Runtime
 from benchmark.runs import records
-from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import last_row, read_record, readings, revisions, validate
 from benchmark.runs.states import state
 from datamodules.common.errors import RunError
-from run_folders import FACTS, RUN, change, row, whole_run
+from run_folders import RUN, change, completed, whole_run
 
 
-def averaged_run(path, reading):
-    folder = RunFolder(path)
-    folder.open(Run.of(replace(RUN.config, average_last=3)), FACTS)
-    for number in range(4):
-        folder.append(row(number))
-    folder.finish(reading)
-    return folder.record
+def averaged_run(results, reading):
+    """The folder of a complete run with an averaged model."""
+    run = Run.of(replace(RUN.config, average_last=3, runtime=Runtime(results_dir=str(results))))
+    return completed(run, 10.0, 60.0, averaged=reading)
 
 
 def test_the_averaged_reading_is_sealed_by_the_digest_and_kept_from_runs_without_it(tmp_path):
     reading = {"rounds": 3, "acc": 62.5, "loss": float("nan")}
-    record = averaged_run(tmp_path / "with", reading)
-    assert read_record(tmp_path / "with")["averaged"] == {"rounds": 3, "acc": 62.5, "loss": None}
-    file = tmp_path / "with" / "record.json"
-    file.write_text(json.dumps({**record, "averaged": {**record["averaged"], "acc": 99.0}}))
+    path = averaged_run(tmp_path / "with", reading)
+    record = read_record(path)
+    assert record["averaged"] == {"rounds": 3, "acc": 62.5, "loss": None}
+    (path / "record.json").write_text(json.dumps({**record, "averaged": {**record["averaged"], "acc": 99.0}}))
     with pytest.raises(RunError, match="digest"):
-        read_record(tmp_path / "with")
+        read_record(path)
     with pytest.raises(RunError, match="averaged is empty"):
         averaged_run(tmp_path / "without", None)
     assert "averaged" not in whole_run(tmp_path / "plain").record
@@ -51,11 +47,11 @@ def test_the_averaged_reading_is_sealed_by_the_digest_and_kept_from_runs_without
 )
 def test_every_reading_of_a_complete_record_is_checked(tmp_path, reading, damage, what):
     """Whoever knows how the digest is made can write anything else there, and tables would show it."""
-    averaged_run(tmp_path, {"rounds": 3, "acc": 62.5})
-    change(tmp_path, lambda record: record.update({reading: damage}))
+    path = averaged_run(tmp_path, {"rounds": 3, "acc": 62.5})
+    change(path, lambda record: record.update({reading: damage}))
     with pytest.raises(RunError, match=rf"record\.json.*{reading}.*{what}"):
-        read_record(tmp_path)
-    assert state(tmp_path) == "damaged"
+        read_record(path)
+    assert state(path) == "damaged"
 
 
 @pytest.mark.parametrize(
