@@ -37,18 +37,16 @@ def test_kills_at_random_moments_leave_no_trace(tmp_path, reference, memory, sum
 
     With the clients' states in memory and ordered sums, and with states in files and sums by rank.
     """
-    options = {**LONG, "sums": sums}
+    options = {**LONG, "sums": sums, "runtime__client_memory": memory}
     whole = reference if sums == "ordered" else fit(configuration(tmp_path / "whole", **options))
-    context = forks()
     rng = random.Random(0)
     config = configuration(tmp_path, **options)
-    config = config.replace(runtime=replace(config.config.runtime, client_memory=memory))
     path, filed = config.folder, set()
     pace = max(0.02, read_record(reference)["timing"]["seconds"] / ROUNDS)
     kills = []
     for starting, every_s in ((True, 0.0), (False, 0.0), (False, 1e9), (False, 0.0)):
         runtime = replace(config.config.runtime, checkpoint_every_s=every_s)
-        process = context.Process(target=fit, args=(config.replace(runtime=runtime),))
+        process = forks().Process(target=fit, args=(config.replace(runtime=runtime),))
         process.start()
         last = count = len(read_rows(path))
         while not (starting or (count > last and (path / CHECKPOINT).exists())) and process.is_alive():

@@ -135,23 +135,17 @@ def test_runs_at_once_have_gpus_of_their_own(tmp_path, fake, monkeypatch):
     assert default_jobs(Runtime()) == 2 and default_jobs(Runtime(accelerator="cpu")) == cores()
 
 
-def test_a_run_that_another_process_holds_is_busy_and_untouched(tmp_path, fake):
-    (run,) = planned(tmp_path, 1)
-    with run_lock(run.folder):
-        outcomes = run_all([run], 1, quiet(), fake)
-    assert seed_status(outcomes) == {1: "busy"} and "is working on this run" in outcomes[0].message
-    assert state(run.folder) == "missing"
-
-
-def test_a_damaged_record_beside_a_checkpoint_does_not_end_the_others(tmp_path, fake):
-    """Before anything starts, the threads of an interrupted run are looked up in its record."""
-    runs = planned(tmp_path, 1, 2)
-    path = runs[0].folder
-    path.mkdir(parents=True)
-    (path / "checkpoint.pt").write_bytes(b"saved")
-    (path / "record.json").write_text("{")
-    outcomes = run_all(runs, 2, quiet(), fake)
-    assert seed_status(outcomes) == {1: "failed", 2: "complete"}
+def test_a_run_that_another_process_holds_and_one_with_a_damaged_record_are_left_alone(tmp_path, fake):
+    """They do not end the others. Before any starts, the threads of an interrupted run are looked up in its record."""
+    busy, damaged, _ = runs = planned(tmp_path, 1, 2, 3)
+    damaged.folder.mkdir(parents=True)
+    (damaged.folder / "checkpoint.pt").write_bytes(b"saved")
+    (damaged.folder / "record.json").write_text("{")
+    with run_lock(busy.folder):
+        outcomes = run_all(runs, 2, quiet(), fake)
+    assert seed_status(outcomes) == {1: "busy", 2: "failed", 3: "complete"}
+    assert any("is working on this run" in outcome.message for outcome in outcomes)
+    assert (state(busy.folder), state(damaged.folder)) == ("missing", "damaged")
 
 
 def command(runs, jobs):

@@ -9,7 +9,7 @@ from benchmark.cli import main
 from benchmark.launch.run import fit
 from benchmark.runs.records import read_record
 from datamodules.common.errors import RunError
-from runs import MIXED, OPTIONS, SHORT, assert_same_run, configuration, interrupted
+from runs import MIXED, SHORT, assert_same_run, configuration, interrupted
 from two_processes import forks, free_port
 
 FAILS = """
@@ -43,13 +43,13 @@ def test_every_process_fails_with_the_error_of_one(tmp_path, monkeypatch, quick_
     assert "ValueError: two\n  lines" in error and "fails.py" in error and "Connection" not in error
 
 
-def as_one_of_two(rank, port, words, told):
+def as_one_of_two(rank, port, options, told):
     """The whole of the process on one of two nodes, with what torchrun leaves in its environment."""
     group = {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     size = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "2"}
     os.environ |= {**group, **size, "RANK": str(rank), "LOCAL_RANK": "0", "GROUP_RANK": str(rank)}
     with open(told, "w") as sys.stdout:
-        code = main(["fit", *words])
+        code = main(["fit", *options.split()])
     sys.exit(code)
 
 
@@ -59,11 +59,9 @@ def test_torchrun_on_two_nodes_gives_the_record_of_one_process(tmp_path, referen
     longer than the run takes.
     """
     path = interrupted(configuration(tmp_path, **MIXED), 3)
-    options = {**OPTIONS, **MIXED, "results_dir": tmp_path}
-    del options["runtime.devices"]  # torchrun says how many there are
-    words = [w for k, v in options.items() for w in (f"--{k.removeprefix('runtime.')}", str(v))]
+    options = f"--config {path}/config.yaml --results_dir {tmp_path} --accelerator cpu --threads 1 --wandb off"
     port, told = free_port(), [tmp_path / f"told.{rank}" for rank in range(2)]
-    processes = [forks().Process(target=as_one_of_two, args=(rank, port, words, told[rank])) for rank in range(2)]
+    processes = [forks().Process(target=as_one_of_two, args=(rank, port, options, told[rank])) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:

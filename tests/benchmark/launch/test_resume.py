@@ -11,7 +11,7 @@ from benchmark.launch.run import fit
 from benchmark.runs.records import read_record
 from benchmark.runs.states import state
 from datamodules.common.errors import RunError
-from runs import MIXED, SHORT, assert_same_run, configuration, interrupted
+from runs import MIXED, assert_same_run, configuration, interrupted
 
 
 @pytest.fixture(scope="module")
@@ -49,20 +49,15 @@ def test_the_rows_of_an_interrupted_run_are_not_taken_on_trust(begun, reference)
     assert_same_run(fit(config), reference)
 
 
-def test_a_checkpoint_says_where_it_comes_from(tmp_path):
+def test_a_checkpoint_says_where_it_comes_from(begun):
     """That of another run or partition is refused."""
-    ours, other = configuration(tmp_path, **SHORT), configuration(tmp_path, **{**SHORT, "seed": 4})
-    saved = checkpoint.load(interrupted(ours, 1) / CHECKPOINT)
-    record = read_record(ours.folder)
+    config, path = begun
+    saved, record = checkpoint.load(path / CHECKPOINT), read_record(path)
     assert saved["origin"] == {key: record[key] for key in ("run_id", "partition_hash", "code_version")}
-    path = interrupted(other, 1) / CHECKPOINT
-    theirs = checkpoint.load(path)
-    checkpoint.save(path, saved)
-    with pytest.raises(RunError, match=f"its run_id is {ours.id} .*, not {other.id}; bring this run's own"):
-        fit(other)
-    checkpoint.save(path, {**theirs, "origin": {**theirs["origin"], "partition_hash": "another"}})
-    with pytest.raises(RunError, match="partition_hash is another"):
-        fit(other)
+    for key in ("run_id", "partition_hash"):
+        checkpoint.save(path / CHECKPOINT, {**saved, "origin": {**saved["origin"], key: "another"}})
+        with pytest.raises(RunError, match=f"its {key} is another .*, not {record[key]}; bring this run's own"):
+            fit(config)
 
 
 def test_a_damaged_checkpoint_is_replaced_by_its_predecessor(begun, reference):

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,19 +67,13 @@ def cluster(tmp_path, monkeypatch):
         ["slurmctld", "-D"],
         ["slurmd", "-D", "-N", "one"],
     ]
-    running = []
-    try:
+    with open(place / "log", "wb") as log, ExitStack() as stack:
         for command in daemons:
-            with open(place / f"{command[0]}.out", "wb") as log:
-                running.append(subprocess.Popen(command, stdout=log, stderr=log))
+            daemon = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
+            stack.callback(daemon.terminate)
             time.sleep(0.5)
         _until(lambda: _lines("sinfo", "--noheader", "--states=idle", "--format=%N", "--Node") == {"one"}, "the node")
         yield
-    finally:
-        for process in reversed(running):
-            process.terminate()
-        for process in running:
-            process.wait()
 
 
 def _lines(*command):
@@ -94,17 +89,6 @@ def _until(true, what):
 
 def seeds(results, *numbers, **runtime):
     return [configuration(results, seed=number, **SHORT, **runtime) for number in numbers]
-
-
-def test_a_task_finds_its_run_and_its_folders_wherever_it_runs(tmp_path, monkeypatch):
-    """``sbatch --chdir`` gives it another working folder than that of the command."""
-    monkeypatch.chdir(tmp_path)
-    runs = seeds("results", 1, 2, runtime__data_dir="../d")
-    script = slurm.write(runs, "toy-quick", Path("results"))
-    configs = [from_dict(read_yaml(Path(one))) for one in (script.parent / slurm.LIST).read_text().splitlines()]
-    assert [run_id(config) for config in configs] == [run.id for run in runs]
-    folders = {(config.runtime.data_dir, config.runtime.results_dir) for config in configs}
-    assert folders == {(f"{tmp_path}/../d", f"{tmp_path}/results")}
 
 
 @pytest.mark.parametrize(
@@ -152,12 +136,16 @@ def test_a_command_says_what_it_submits_or_what_stands_in_the_way(here, monkeypa
     assert "failed: invalid: --partition=gpu" in capfd.readouterr().err
 
 
-def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path):
-    """Its tasks may still wait, and read their line of the list when they start."""
-    lists = [seeds(tmp_path, 1), seeds(tmp_path, 2), seeds(tmp_path, 1, runtime__threads=8), seeds(tmp_path, 1)]
-    first, *others, again = (slurm.write(runs, "toy-quick", tmp_path) for runs in lists)
+def test_a_task_finds_its_run_and_its_folders_wherever_and_whenever_it_runs(tmp_path, monkeypatch):
+    """``sbatch --chdir`` changes the working folder. It reads the list when it starts, which later arrays leave alone."""
+    monkeypatch.chdir(tmp_path)
+    runs, elsewhere = seeds("r", 1, 2, runtime__data_dir="../d"), seeds("r", 1, 2)
+    first, *others, again = (slurm.write(some, "toy-quick", Path("r")) for some in (runs, runs[:1], elsewhere, runs))
     assert first == again and len({first, *others}) == 3
-    assert f"{lists[0][0].id}.yaml" in (first.parent / slurm.LIST).read_text()
+    configs = [from_dict(read_yaml(Path(line))) for line in (first.parent / slurm.LIST).read_text().splitlines()]
+    assert [run_id(config) for config in configs] == [run.id for run in runs]
+    folders = {(config.runtime.data_dir, config.runtime.results_dir) for config in configs}
+    assert folders == {(f"{tmp_path}/../d", f"{tmp_path}/r")}
 
 
 @pytest.mark.timeout(300)

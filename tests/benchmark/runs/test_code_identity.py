@@ -10,6 +10,8 @@ from benchmark.runs import code_identity
 from benchmark.runs.code_identity import by_other_code, by_other_revision, revision
 from methods.fedavg import FedAvg
 
+VALUES = {"method": "fedavg", "data": "digits", "model": "mlp"}
+
 
 def write(file, text, encoding="utf-8"):
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -67,12 +69,11 @@ PIPELINE = {"class_path": "digits", "init_args": {"pipeline": "own_parts.views"}
     ("slot", "name"), [("method", "own_parts.Mine"), ("model", "own_parts.flat"), ("data", PIPELINE)]
 )
 def test_the_source_of_a_users_class_is_told_beside_the_revision(tmp_path, monkeypatch, slot, name):
-    values = {"method": "fedavg", "data": "digits", "model": "mlp"}
-    assert revision(Run.of(from_dict(values))) == f"method {FedAvg.revision}, framework {REVISION}"
+    assert revision(Run.of(from_dict(VALUES))) == f"method {FedAvg.revision}, framework {REVISION}"
     monkeypatch.syspath_prepend(str(tmp_path))
     own = "from torch import nn\n\n\ndef flat(num_classes, image_size=32):\n    return nn.Identity()\n" + MINE
     (tmp_path / "own_parts.py").write_text(own)
-    run = Run.of(from_dict(values | {slot: name}))
+    run = Run.of(from_dict(VALUES | {slot: name}))
     made = {"environment": {"revisions": [revision(run)]}}
     assert not by_other_code(run, made)
     (tmp_path / "own_parts.py").write_text(own.replace("0.1", "0.2"))
@@ -83,12 +84,12 @@ def test_the_source_of_a_users_class_is_told_beside_the_revision(tmp_path, monke
 
 @pytest.mark.parametrize("network", ["gone_pkg.nets.Net", "gone.Net"])
 def test_a_run_whose_network_is_gone_has_a_revision_without_its_source(network):
-    run = Run.of(from_dict({"method": "fedavg", "data": "digits", "model": "mlp"})).replace(model=network)
+    run = Run.of(from_dict(VALUES)).replace(model=network)
     assert revision(run) == f"method {FedAvg.revision}, framework {REVISION}"
 
 
 def test_records_without_a_revision_are_of_the_first(monkeypatch):
-    run, old = Run.of(from_dict({"method": "fedavg", "data": "digits", "model": "mlp"})), {"environment": {}}
+    run, old = Run.of(from_dict(VALUES)), {"environment": {}}
     assert not by_other_code(run, old)
     monkeypatch.setattr(FedAvg, "revision", 2)
     assert by_other_code(run, old)

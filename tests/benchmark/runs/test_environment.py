@@ -1,10 +1,8 @@
-"""What is said of the machine: what its processor can do, the hardware of a run, threads, and cores."""
-
-import os
+"""What is said of the machine: its processor, the hardware of a run, and cores."""
 
 import pytest
 
-from benchmark.runs.environment import cores, cpu_model, cpu_share, hardware, idle_cores
+from benchmark.runs.environment import cores, cpu_model, cpu_share, hardware
 
 
 @pytest.mark.parametrize("text", ["model name\t: Some CPU 3 \nmodel name\t: B\n", "nothing is known\n"])
@@ -40,12 +38,3 @@ def test_a_container_has_time_on_fewer_cores(machine, files, share):
     machine.write(**{f"sys/fs/cgroup/{name}": text for name, text in files.items()})
     assert cpu_share() == share
     assert cores() == min(3, int(share or 3))
-
-
-def test_idle_cores_are_those_that_nothing_runs_on(machine, monkeypatch):
-    machine.cores = 6
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert idle_cores() == 6
-    for running, idle in ((1, 6), (4, 5), (8, 1), (40, 1)):
-        machine.write(proc__loadavg=f"0.00 0.00 0.00 {running}/100 4711\n")
-        assert idle_cores() == idle

@@ -85,15 +85,14 @@ def test_a_process_that_slept_while_another_host_finished_its_run_writes_nothing
     assert read_record(tmp_path)["status"] == "complete" and state(tmp_path) == "complete"
 
 
+@pytest.mark.timeout(20)
 def test_a_heartbeat_touches_the_lock_until_another_process_has_it(tmp_path):
     """Other hosts go by it; it must not keep the claim of another one alive."""
     file = tmp_path / "run.lock"
     with run_lock(tmp_path, heartbeat_s=0.01):
         os.utime(file, (0, 0))
-        deadline = time.monotonic() + 20
-        while file.stat().st_mtime == 0 and time.monotonic() < deadline:
+        while file.stat().st_mtime == 0:
             time.sleep(0.01)
-        assert file.stat().st_mtime > 0
         file.write_text('{"pid": 4711, "host": "another-machine"}')
         os.utime(file, (0, 0))
         time.sleep(0.05)
