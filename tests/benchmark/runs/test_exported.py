@@ -14,8 +14,6 @@ from datamodules.common.errors import DataError, RunError
 from run_folders import completed
 from runs import configuration
 
-pytestmark = pytest.mark.usefixtures("here")
-
 
 def dark_and_light(count, rng):
     """Images, of which those of the second class are a little lighter, and their classes."""

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from benchmark.config import Run, Runtime
-from benchmark.runs import folder as folder_module
 from benchmark.runs.code_identity import by_other_code, code_version, revision
 from benchmark.runs.folder import RunFolder, discard
 from benchmark.runs.lock import RunLocked, locked, run_lock
@@ -109,8 +108,8 @@ def test_rows_that_change_while_a_run_goes_on_are_not_sealed(tmp_path):
 
 
 def test_the_uncommitted_changes_are_kept_beside_the_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_module, "code_version", lambda: "abc-dirty")
-    monkeypatch.setattr(folder_module, "uncommitted", lambda: "a patch\n")
+    monkeypatch.setattr("benchmark.runs.folder.code_version", lambda: "abc-dirty")
+    monkeypatch.setattr("benchmark.runs.folder.uncommitted", lambda: "a patch\n")
     opened(tmp_path)
     assert [file.read_text() for file in tmp_path.glob("uncommitted-*.patch")] == ["a patch\n"]
 
