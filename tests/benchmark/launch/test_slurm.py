@@ -137,7 +137,7 @@ def test_a_command_says_what_it_submits_or_what_stands_in_the_way(here, monkeypa
 
 
 def test_a_task_finds_its_run_and_its_folders_wherever_and_whenever_it_runs(tmp_path, monkeypatch):
-    """``sbatch --chdir`` changes the working folder; later arrays leave the list alone, which it reads when it starts."""
+    """``sbatch --chdir`` changes the working folder; later arrays leave the list alone that it reads when it starts."""
     monkeypatch.chdir(tmp_path)
     runs, elsewhere = seeds("r", 1, 2, runtime__data_dir="../d"), seeds("r", 1, 2)
     first, *others, again = (slurm.write(some, "toy-quick", Path("r")) for some in (runs, runs[:1], elsewhere, runs))
