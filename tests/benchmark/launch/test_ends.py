@@ -93,7 +93,7 @@ def alive(pid):
 def ranks(process):
     """Processes of a run, by rank, be they fresh or forks."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return sorted(int(pid) for pid in children if b"tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return sorted(int(pid) for pid in children if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
 def assert_no_orphans(pids):
