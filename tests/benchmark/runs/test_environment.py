@@ -25,7 +25,6 @@ def test_the_hardware_of_a_run_counts_all_of_its_processes():
         ({"cpu.max": "max 100000\n"}, None),
         ({"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1.5),
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({}, None),
     ],
 )
 def test_a_container_has_time_on_fewer_cores(machine, files, share):
