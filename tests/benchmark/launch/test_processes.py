@@ -86,7 +86,7 @@ class Drifting(FL2):
     def server_step(self, server):
         super().server_step(server)
         with torch.no_grad():
-            self.model.head.classifier.weight.mul_(1 + 0.5 * (dist.is_initialized() and dist.get_rank()))
+            self.model.head.weight.mul_(1 + 0.5 * (dist.is_initialized() and dist.get_rank()))
 """
 
 
