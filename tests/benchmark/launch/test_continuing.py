@@ -3,8 +3,9 @@
 import pytest
 
 from benchmark.launch import recorder
+from benchmark.launch.continuing import go_on
 from benchmark.launch.run import fit
-from benchmark.runs.records import read_record
+from benchmark.runs.folder import RunFolder
 from federations import Unaugmented, few_federation
 from methods.fed_consist import FedConsist
 from runs import MIXED, SHORT, assert_same_run, configuration, planted
@@ -20,29 +21,31 @@ def test_a_run_of_more_rounds_goes_on_from_a_complete_one_and_ends_bit_for_bit_a
     assert f"goes on from the last round of {shorter}" in told and "continues from round 5 of 8" in told
     assert_same_run(longer, fit(configuration(tmp_path / "there", **{**PERSONAL, "rounds": 8})))
     assert {file: file.read_bytes() for file in shorter.rglob("*") if file.is_file()} == before
-    fit(configuration(tmp_path / "here", **{**PERSONAL, "rounds": 4, "seed": 4}))
-    assert "goes on" not in capsys.readouterr().err
 
 
-def test_a_schedule_over_the_rounds_starts_over(tmp_path, capsys):
+def goes_on(results, **options):
+    """Whether a new run takes up a complete one."""
+    run = configuration(results, **options)
+    go_on(run, RunFolder(run.folder))
+    return run.folder.exists()
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+def test_a_schedule_over_the_rounds_starts_over(tmp_path, schedule):
     server = {"data__scenario": "server", "data__num_labels": 50, "data__pipeline": "randaugment_uniform"}
-    for schedule in ("cosine", "constant"):
-        for rounds in (1, 2):
-            own = {"method": "semifl", "method__lr_schedule": schedule, "method__local_epochs": 1, "rounds": rounds}
-            path = fit(configuration(tmp_path, **server, **own))
-        assert ("goes on from the last round" in capsys.readouterr().err) == (schedule == "constant")
-        assert read_record(path)["rounds"] == {"done": 2, "total": 2}
+    own = {"method": "semifl", "method__lr_schedule": schedule, "method__local_epochs": 1}
+    fit(configuration(tmp_path, **server, **own, rounds=1))
+    assert goes_on(tmp_path, **server, **own, rounds=2) == (schedule == "constant")
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_what_a_method_of_ones_own_asks_for_counts(tmp_path, monkeypatch, capsys, reads):
+def test_what_a_method_of_ones_own_asks_for_counts(tmp_path, monkeypatch, reads):
     def rate(self):
         return 0.1 / (self.visit.rounds if reads else 1)
 
-    mine = planted(monkeypatch, FedConsist, learning_rate=rate)
-    for rounds in (3, 6):
-        fit(configuration(tmp_path, **{**PERSONAL, "method": mine, "rounds": rounds}))
-    assert ("goes on" in capsys.readouterr().err) != reads
+    mine = {**PERSONAL, "method": planted(monkeypatch, FedConsist, learning_rate=rate)}
+    fit(configuration(tmp_path, **{**mine, "rounds": 1}))
+    assert goes_on(tmp_path, **mine) != reads
 
 
 def test_what_another_federation_asks_for_does_not_count():
@@ -63,13 +66,14 @@ def test_what_another_federation_asks_for_does_not_count():
 
 def test_a_large_state_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(recorder, "KEPT_BYTES", 1000)
-    path = fit(configuration(tmp_path, **{**PERSONAL, "rounds": 3}))
+    path = fit(configuration(tmp_path, **SHORT))
     assert not list(path.glob("last_state*"))
 
 
-@pytest.mark.parametrize("more", [{"roster__participants": 3}, {"model_args__head_dropout": 0.5}])
-def test_another_roster_or_network_starts_over(tmp_path, capsys, more):
-    """Their options are recorded only where they are given."""
+def test_another_seed_roster_or_network_starts_over(tmp_path):
+    """Options of the last two are recorded only where they are given."""
     fit(configuration(tmp_path, **SHORT))
-    fit(configuration(tmp_path, **{**SHORT, "rounds": 4}, **more))
-    assert "goes on" not in capsys.readouterr().err
+    longer = {**SHORT, "rounds": 4}
+    for more in ({"seed": 4}, {"roster__participants": 3}, {"model_args__head_dropout": 0.5}):
+        assert not goes_on(tmp_path, **longer, **more)
+    assert goes_on(tmp_path, **longer)

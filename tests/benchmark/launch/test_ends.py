@@ -37,18 +37,16 @@ def test_kills_at_random_moments_leave_no_trace(tmp_path, reference, memory, sum
 
     With the clients' states in memory and ordered sums, and with states in files and sums by rank.
     """
-    options = {**LONG, "sums": sums}
+    options = {**LONG, "sums": sums, "runtime__client_memory": memory}
     whole = reference if sums == "ordered" else fit(configuration(tmp_path / "whole", **options))
-    context = forks()
     rng = random.Random(0)
     config = configuration(tmp_path, **options)
-    config = config.replace(runtime=replace(config.config.runtime, client_memory=memory))
     path, filed = config.folder, set()
     pace = max(0.02, read_record(reference)["timing"]["seconds"] / ROUNDS)
     kills = []
     for starting, every_s in ((True, 0.0), (False, 0.0), (False, 1e9), (False, 0.0)):
         runtime = replace(config.config.runtime, checkpoint_every_s=every_s)
-        process = context.Process(target=fit, args=(config.replace(runtime=runtime),))
+        process = forks().Process(target=fit, args=(config.replace(runtime=runtime),))
         process.start()
         last = count = len(read_rows(path))
         while not (starting or (count > last and (path / CHECKPOINT).exists())) and process.is_alive():
@@ -84,14 +82,6 @@ def started(config, rows, work=fit):
     return process
 
 
-def descendants(pid):
-    """Processes that a process has started, and theirs."""
-    found = []
-    for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        found += [int(number), *descendants(int(number))]
-    return found
-
-
 def alive(pid):
     """Whether a process goes on; one that has ended and is not waited for does not."""
     try:
@@ -101,9 +91,9 @@ def alive(pid):
 
 
 def ranks(process):
-    """Processes of a run, by rank: the youngest that the process has started, be they fresh or forks."""
-    found = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(process.pid)}
-    return sorted(pid for pid, words in found.items() if b"spawn_main" in words or b"forkserver" in words)
+    """Processes of a run, by rank, be they fresh or forks."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return sorted(int(pid) for pid in children if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
 def assert_no_orphans(pids):

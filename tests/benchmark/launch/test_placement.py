@@ -3,7 +3,16 @@
 from dataclasses import replace
 
 from benchmark.launch.placement import pinned, placed
-from runs import SHORT, configuration, interrupted
+from benchmark.runs.folder import RunFolder
+from run_folders import FACTS
+from runs import SHORT, configuration
+
+
+def begun(run):
+    """Leave the folder of a run that was interrupted after its first round."""
+    files = RunFolder(run.folder)
+    files.open(run, FACTS)
+    files.saved(1)
 
 
 def test_threads_are_those_asked_for_or_as_many_as_before_or_a_share_of_the_cores(tmp_path, machine, monkeypatch):
@@ -14,11 +23,11 @@ def test_threads_are_those_asked_for_or_as_many_as_before_or_a_share_of_the_core
     asked = config.replace(runtime=replace(config.config.runtime, threads=5))
     nodes = config.replace(runtime=replace(config.config.runtime, devices=1, num_nodes=2))
     assert [placed(one).config.runtime.threads for one in (config, several, nodes, asked)] == [8, 4, 8, 5]
-    machine.write(proc__loadavg="6.00 6.00 6.00 7/100 4711")
-    with monkeypatch.context() as patch:
-        patch.setattr("os.cpu_count", lambda: 8)
-        assert placed(config).config.runtime.threads == 2, "other programs run on six of the cores"
-    interrupted(config.replace(runtime=replace(config.config.runtime, threads=2)), 1)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    for running, idle in ((1, 8), (7, 2), (8, 1), (40, 1)):
+        machine.write(proc__loadavg=f"6.00 6.00 6.00 {running}/100 4711")
+        assert placed(config).config.runtime.threads == idle
+    begun(config.replace(runtime=replace(config.config.runtime, threads=2)))
     assert [placed(one).config.runtime.threads for one in (config, several, asked)] == [2, 2, 5]
     monkeypatch.setenv("OMP_NUM_THREADS", "6,1")
     assert [placed(one).config.runtime.threads for one in (config, several, asked)] == [6, 6, 5]
@@ -27,7 +36,7 @@ def test_threads_are_those_asked_for_or_as_many_as_before_or_a_share_of_the_core
 def test_auto_takes_the_tasks_that_slurm_has_started(tmp_path, machine, monkeypatch):
     """Not more, however large the run; in an interactive job there is nothing but the machine."""
     machine.cores = 8
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "0")
     auto = {"method": "fedavg", "runtime__devices": "auto", "runtime__threads": "auto", "rounds": 4_000}
     monkeypatch.setenv("SLURM_JOB_NAME", "train")
     for tasks, nodes, expected in ((1, 1, (1, 8)), (4, 1, (4, 2)), (4, 2, (2, 4)), (1, 2, (1, 8))):
@@ -44,7 +53,7 @@ def test_runs_that_go_on_at_once_share_the_machine(tmp_path, machine, monkeypatc
     """Cores, and half of the free memory for states, however few runs are left; or what is asked for."""
     machine.cores = 8
     machine.write(proc__meminfo="MemAvailable: 16000000 kB\n")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
     auto = {"runtime__devices": "auto", "runtime__threads": "auto"}
     runs = [configuration(tmp_path, **{**SHORT, **auto, "seed": seed}) for seed in range(4)]
     asked = [run.replace(runtime=replace(run.config.runtime, threads=3, client_memory=0.5)) for run in runs]
@@ -55,7 +64,7 @@ def test_runs_that_go_on_at_once_share_the_machine(tmp_path, machine, monkeypatc
 
     assert [shares(1), shares(4), shares(8, runs[:2])] == [(1, 8, 8.192), (1, 2, 2.048), (1, 1, 4.096)]
     assert shares(2, asked) == (1, 3, 0.5)
-    interrupted(runs[0].replace(runtime=replace(runs[0].config.runtime, devices=1, threads=5)), 1)
+    begun(runs[0].replace(runtime=replace(runs[0].config.runtime, devices=1, threads=5)))
     assert shares(2)[1] == 5
     monkeypatch.setenv("OMP_NUM_THREADS", "6")
     assert shares(2)[1] == 6

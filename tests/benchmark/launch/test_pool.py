@@ -4,7 +4,6 @@ import importlib
 import io
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,20 +11,22 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmark import ROOT
 from benchmark import registry as classes
 from benchmark.config import Run, RunConfig, Runtime
+from benchmark.launch import pool
 from benchmark.launch.placement import default_jobs
 from benchmark.launch.pool import LOG, run_all
-from benchmark.launch.signals import STOPPED
+from benchmark.launch.signals import STOPPED, stoppable
 from benchmark.registry import ClassSpec
 from benchmark.runs import folder
 from benchmark.runs.environment import cores
-from benchmark.runs.lock import run_lock
+from benchmark.runs.lock import holder, run_lock
 from benchmark.runs.states import state
+from datamodules.common.errors import Stopped
+from two_processes import forks
 
 FIT = """
-import ctypes, os, signal
+import ctypes, os, signal, time
 from benchmark import registry as classes
 from benchmark.runs import folder
 from benchmark.registry import Kind
@@ -54,8 +55,21 @@ def fit(run):
             os.kill(os.getpid(), signal.SIGKILL)
         for number in range(config.rounds):
             files.append({"round": number, "acc": 10.0 + config.seed})
+            if config.seed > 1000:
+                wait(files.path, full=config.seed == 1002)
         files.finish()
     return files.path
+
+def wait(folder, full):
+    try:
+        (folder / "begun").touch()
+        time.sleep(60)
+    except BaseException as error:
+        time.sleep(0.5)  # it takes its time to save
+        (folder / "saved").write_text(str(error))
+        if full:
+            raise OSError("No space left on device") from None
+        raise
 """
 
 
@@ -121,112 +135,72 @@ def test_runs_at_once_have_gpus_of_their_own(tmp_path, fake, monkeypatch):
     assert default_jobs(Runtime()) == 2 and default_jobs(Runtime(accelerator="cpu")) == cores()
 
 
-def test_a_run_that_another_process_holds_is_busy_and_untouched(tmp_path, fake):
-    (run,) = planned(tmp_path, 1)
-    with run_lock(run.folder):
-        outcomes = run_all([run], 1, quiet(), fake)
-    assert seed_status(outcomes) == {1: "busy"} and "is working on this run" in outcomes[0].message
-    assert state(run.folder) == "missing"
+def test_a_run_that_another_process_holds_and_one_with_a_damaged_record_are_left_alone(tmp_path, fake):
+    """They do not end the others. Before any starts, the threads of an interrupted run are looked up in its record."""
+    busy, damaged, _ = runs = planned(tmp_path, 1, 2, 3)
+    damaged.folder.mkdir(parents=True)
+    (damaged.folder / "checkpoint.pt").write_bytes(b"saved")
+    (damaged.folder / "record.json").write_text("{")
+    with run_lock(busy.folder):
+        outcomes = run_all(runs, 2, quiet(), fake)
+    assert seed_status(outcomes) == {1: "busy", 2: "failed", 3: "complete"}
+    assert any("is working on this run" in outcome.message for outcome in outcomes)
+    assert (state(busy.folder), state(damaged.folder)) == ("missing", "damaged")
 
 
-def test_a_damaged_record_beside_a_checkpoint_does_not_end_the_others(tmp_path, fake):
-    """Before anything starts, the threads of an interrupted run are looked up in its record."""
-    runs = planned(tmp_path, 1, 2)
-    path = runs[0].folder
-    path.mkdir(parents=True)
-    (path / "checkpoint.pt").write_bytes(b"saved")
-    (path / "record.json").write_text("{")
-    outcomes = run_all(runs, 2, quiet(), fake)
-    assert seed_status(outcomes) == {1: "failed", 2: "complete"}
-
-
-LONG = """
-import os, sys, time
-from pathlib import Path
-from types import SimpleNamespace
-from benchmark.config import Runtime
-from benchmark.launch.pool import run_all
-from benchmark.launch.signals import STOPPED, stoppable
-from datamodules.common.errors import Stopped
-
-class Planned(SimpleNamespace):
-    cells = ("x",)
-    config = SimpleNamespace(runtime=Runtime(accelerator="cpu"), rounds=1, seed=1, eval_every=1)
-
-    def replace(self, **changes):
-        return self
-
-def fit(run):
-    here = run.folder
-    try:
-        (here / "begun").write_text(str(os.getpid()))
-        time.sleep(60)
-    except BaseException as error:
-        time.sleep(0.5)  # it takes its time to save
-        (here / "saved").write_text(str(error))
-        if here.name == "full":
-            raise OSError("No space left on device") from None
-        raise
-
-if __name__ == "__main__":
-    names = sys.argv[1:]
-    runs = [Planned(folder=Path(name), id=name) for name in names]
+def command(runs, jobs):
+    """The whole of a command with many runs, in a process and a session of its own."""
+    os.setsid()
+    importlib.import_module("fake_runs")
+    pool.IMPORTED = ()  # which these runs do not need
     try:
         with stoppable():
-            run_all(runs if len(runs) > 1 else runs * 2, len(runs), fit="long.fit")
+            run_all(runs, jobs, quiet(), "fake_runs.fit")
     except KeyboardInterrupt:
         sys.exit(130)
     except Stopped:
         sys.exit(STOPPED)
-"""
 
 
-@pytest.fixture
-def long_runs(tmp_path):
-    """Starts a program with a long run in each of these folders; returns it and the processes of the runs."""
-    (tmp_path / "long.py").write_text(LONG)
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', ROOT)}"}
-
-    def started(folders):
-        for one in folders:
-            one.mkdir()
-        command = [sys.executable, str(tmp_path / "long.py"), *map(str, folders)]
-        parent = subprocess.Popen(command, env=environment, start_new_session=True)
-        begun = []
-        while parent.poll() is None and not (len(begun) == len(folders) and all(begun)):
-            time.sleep(0.02)
-            begun = [file.read_text() for one in folders if (file := one / "begun").exists()]
-        return parent, [int(process) for process in begun]
-
-    return started
+def started(runs, jobs):
+    """A process with a command whose first runs have begun."""
+    process = forks().Process(target=command, args=(runs, jobs))
+    process.start()
+    while process.is_alive() and not all((run.folder / "begun").exists() for run in runs[:jobs]):
+        time.sleep(0.02)
+    return process
 
 
 @pytest.mark.timeout(300)
-def test_runs_die_with_their_parent(tmp_path, long_runs):
-    parent, runs = long_runs([tmp_path / "a", tmp_path / "b"])
-    assert len({parent.pid, *runs}) == 3
-    parent.kill()
-    parent.wait()
-    while any(Path(f"/proc/{run}").exists() for run in runs):
+def test_runs_die_with_their_parent(tmp_path, fake):
+    runs = planned(tmp_path, 1001, 1003)
+    process = started(runs, 2)
+    pids = {holder(run.folder)["pid"] for run in runs}
+    assert len({process.pid, *pids}) == 3
+    process.kill()
+    process.join()
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
         time.sleep(0.05)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("number", "names", "to_all"),
+    ("number", "seeds", "jobs", "to_all"),
     [
-        (signal.SIGTERM, ("a", "full"), False),
-        (signal.SIGUSR1, ("full",), True),
-        (signal.SIGINT, ("a", "b"), True),
+        (signal.SIGTERM, (1001, 1002), 2, False),
+        (signal.SIGUSR1, (1002, 1003), 1, True),
+        (signal.SIGINT, (1001, 1003), 2, True),
     ],
 )
-def test_runs_are_told_to_stop_and_waited_for(tmp_path, long_runs, number, names, to_all):
+def test_runs_are_told_to_stop_and_waited_for(tmp_path, fake, number, seeds, jobs, to_all):
     """A signal, to the command alone or to all that it has started, as from a terminal or a scheduler, reaches its
     runs, and it ends when they have saved, or have found that they cannot: no run is begun after that.
     """
-    folders = [tmp_path / name for name in names]
-    parent, _ = long_runs(folders)
-    (os.killpg if to_all else os.kill)(parent.pid, number)
-    assert parent.wait() == (130 if number == signal.SIGINT else STOPPED)
-    passed_on = signal.SIGTERM if number == signal.SIGINT else signal.Signals(number)
-    assert [(one / "saved").read_text() for one in folders] == [f"stopped by {passed_on.name}"] * len(names)
+    runs = planned(tmp_path, *seeds)
+    process = started(runs, jobs)
+    (os.killpg if to_all else os.kill)(process.pid, number)
+    process.join()
+    assert process.exitcode == (130 if number == signal.SIGINT else STOPPED)
+    passed_on = signal.SIGTERM if number == signal.SIGINT else number
+    assert [(run.folder / "saved").read_text() for run in runs[:jobs]] == [f"stopped by {passed_on.name}"] * jobs
+    assert not any(run.folder.exists() for run in runs[jobs:])

@@ -11,79 +11,56 @@ from benchmark.launch.run import fit
 from benchmark.runs.records import read_record
 from benchmark.runs.states import state
 from datamodules.common.errors import RunError
-from runs import MIXED, SHORT, assert_same_run, configuration, interrupted
+from runs import MIXED, assert_same_run, configuration, interrupted
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """Folders of interrupted runs by round, each of which is made once."""
-    made = {}
-
-    def folder(at):
-        if at not in made:
-            made[at] = interrupted(configuration(tmp_path_factory.mktemp(f"at_{at}"), **MIXED), at)
-        return made[at]
-
-    return folder
+def made(tmp_path_factory):
+    return interrupted(configuration(tmp_path_factory.mktemp("made"), **MIXED), 5)
 
 
 @pytest.fixture
-def interrupted_at(tmp_path, kept):
-    """Returns a run that failed at the start of a round, with its folder."""
-
-    def copied(at):
-        config = configuration(tmp_path, **MIXED)
-        return config, shutil.copytree(kept(at), config.folder)
-
-    return copied
+def begun(tmp_path, made):
+    """A run that failed at the start of round 5, with its folder."""
+    config = configuration(tmp_path, **MIXED)
+    return config, shutil.copytree(made, config.folder)
 
 
-def test_a_checkpoint_without_its_sums_is_refused(interrupted_at):
-    config, path = interrupted_at(5)
-    path /= CHECKPOINT
+def test_a_checkpoint_without_its_sums_is_refused(begun):
+    config, path = begun[0], begun[1] / CHECKPOINT
     checkpoint.save(path, {**checkpoint.load(path), "summed": {}})
     with pytest.raises(RunError, match=r"summed\..*of another shape"):
         fit(config)
 
 
-def test_the_rows_of_an_interrupted_run_are_not_taken_on_trust(interrupted_at, reference):
+def test_the_rows_of_an_interrupted_run_are_not_taken_on_trust(begun, reference):
     """Its digest would seal them. However often one tries; once they are back, the run goes on to the same bits."""
-    config, path = interrupted_at(3)
+    config, path = begun
     file = path / "metrics.jsonl"
     whole = file.read_text()
-    zero, one, two = whole.splitlines(keepends=True)
-    changed = zero + json.dumps({**json.loads(one), "acc": 99.0}) + "\n" + two
+    first, *others = whole.splitlines(keepends=True)
+    changed = json.dumps({**json.loads(first), "acc": 99.0}) + "\n" + "".join(others)
     file.write_text(changed)
     for _ in range(2):
-        with pytest.raises(RunError, match=r"metrics\.jsonl: the rows before round 3 differ from those written when"):
+        with pytest.raises(RunError, match=r"metrics\.jsonl: the rows before round 5 differ from those written when"):
             fit(config)
         assert state(path) == "failed" and file.read_text() == changed
     file.write_text(whole)
     assert_same_run(fit(config), reference)
 
 
-def test_a_checkpoint_says_where_it_comes_from(tmp_path):
+def test_a_checkpoint_says_where_it_comes_from(begun):
     """That of another run or partition is refused."""
-    ours, other = configuration(tmp_path, **SHORT), configuration(tmp_path, **{**SHORT, "seed": 4})
-    saved = checkpoint.load(interrupted(ours, 1) / CHECKPOINT)
-    record = read_record(ours.folder)
+    config, path = begun
+    saved, record = checkpoint.load(path / CHECKPOINT), read_record(path)
     assert saved["origin"] == {key: record[key] for key in ("run_id", "partition_hash", "code_version")}
-    path = interrupted(other, 1) / CHECKPOINT
-    theirs = checkpoint.load(path)
-    checkpoint.save(path, saved)
-    with pytest.raises(RunError, match=f"its run_id is {ours.id} .*, not {other.id}; bring this run's own"):
-        fit(other)
-    checkpoint.save(path, {**theirs, "origin": {**theirs["origin"], "partition_hash": "another"}})
-    with pytest.raises(RunError, match="partition_hash is another"):
-        fit(other)
+    for key in ("run_id", "partition_hash"):
+        checkpoint.save(path / CHECKPOINT, {**saved, "origin": {**saved["origin"], key: "another"}})
+        with pytest.raises(RunError, match=f"its {key} is another .*, not {record[key]}; bring this run's own"):
+            fit(config)
 
 
-@pytest.mark.parametrize("damage", ["head", "client"])
-def test_a_damaged_checkpoint_is_replaced_by_its_predecessor(interrupted_at, reference, damage):
-    config, path = interrupted_at(5)
-    newest = max(path.rglob("clients-*"), key=lambda file: file.stat().st_mtime_ns)
-    file = newest if damage == "client" else path / CHECKPOINT
-    raw = bytearray(file.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    file.write_bytes(raw)
+def test_a_damaged_checkpoint_is_replaced_by_its_predecessor(begun, reference):
+    config, path = begun
+    (path / CHECKPOINT).write_bytes(b"damaged")
     assert_same_run(fit(config), reference)

@@ -1,51 +1,37 @@
 """Whole runs from their configuration: records, refusals, precisions, launching, and a user's own method."""
 
 import json
-import re
 import sys
-import traceback
 from dataclasses import replace
 
 import pytest
 import torch
-from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from benchmark.config import identity
 from benchmark.launch import run
 from benchmark.launch.run import fit
-from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import locked
-from benchmark.runs.records import read_record, read_rows, validate
+from benchmark.runs.records import read_record, read_rows
 from benchmark.runs.states import CHECKPOINT
 from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.digits import Digits
 from few_digits import FewDigits
-from run_folders import change
+from run_folders import change, completed
 from runs import MIXED, ROUNDS, SHORT, configuration, planted
 
 
 def test_a_run_and_its_record(reference):
     config = configuration(reference.parents[1], **MIXED)
     record, rows = read_record(reference), read_rows(reference)
-    validate(record, "here")
     assert reference == config.folder and reference.name == f"fed_consist-few_digits.FewDigits-{config.id}"
-    assert record["status"] == "complete" and record["error"] is None
     assert record["config"] == json.loads(json.dumps(identity(config.config)))
     assert record["seeds"] == {"run": 3, "partition": 1337}
-    assert record["rounds"] == {"done": ROUNDS, "total": ROUNDS}
     assert [row["round"] for row in rows] == list(range(ROUNDS))
-    assert record["last_k_mean"]["rounds"] == 3
-    assert (
-        record["bytes_up"] == rows[-1]["bytes_up"] == 92_626 * 4 * (1 + 4 * (ROUNDS - 1))
-    )  # in the first round one client trains
+    assert record["bytes_up"] == 92_626 * 4 * (1 + 4 * (ROUNDS - 1))  # in the first round one client trains
     counts = {role: [sum(map(int, line.split())) for line in lines] for role, lines in record["class_counts"].items()}
     (held,), (each,) = map(sum, record["labelled_histogram"]), {*counts["unlabelled"][1:]}
     assert counts == {"labelled": [held, *[0] * 5], "unlabelled": [0, *[each] * 5], "server": []}
     assert held == each == 41  # of 250, and what is left over is nobody's
-    assert len(record["partition_hash"]) > 8 and record["data_sha256"]
-    assert record["environment"]["devices"] == record["environment"]["threads"] == 1
-    assert record["environment"]["precision"] == "32-true"
-    assert record["timing"]["seconds"] > 0
     patches = {file.name for file in reference.glob("uncommitted-*.patch")}  # of a checkout with changes
     names = {file.name for file in reference.iterdir()}
     assert names - patches == {"config.yaml", "metrics.jsonl", "record.json", "weights.pt", "run.lock"}
@@ -53,19 +39,20 @@ def test_a_run_and_its_record(reference):
 
 
 def test_a_complete_run_is_left_alone(reference, monkeypatch):
-    """A second ``fit`` runs nothing and changes no byte and no time stamp; a left-over checkpoint goes."""
-    before = {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in reference.iterdir()}
+    """A second ``fit`` runs nothing and writes nothing; what a kill after the record has left goes."""
+    before = {file: file.stat().st_mtime_ns for file in reference.iterdir()}
     config = configuration(reference.parents[1], **MIXED)
-    (reference / CHECKPOINT).write_bytes(b"the run was killed before it could remove this")
+    (reference / CHECKPOINT).touch()
+    (reference / "states.3").mkdir()
     monkeypatch.setattr(run.Fabric, "launch", lambda *_: pytest.fail("a run was started"))
     assert fit(config) == reference
     assert fit(config.replace(runtime=replace(config.config.runtime, devices=2))) == reference
-    assert {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in reference.iterdir()} == before
+    assert {file: file.stat().st_mtime_ns for file in reference.iterdir()} == before
 
 
 def test_a_record_made_under_other_defaults_is_refused(tmp_path):
     config = configuration(tmp_path, **SHORT)
-    path = fit(config)
+    path = completed(config, 10.0)
     change(path, lambda record: record["config"]["method"]["init_args"].update(momentum=0.5))
     for status in ("complete", "running"):
         change(path, lambda record, status=status: record.update(status=status))
@@ -78,7 +65,7 @@ def test_a_run_that_other_code_of_the_method_has_made_is_not_shown_in_passing(tm
     (tmp_path / "of_today.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     config = configuration(tmp_path, **{**SHORT, "method": "of_today.Mine"})
-    path = fit(config)
+    path = completed(config, 10.0)
     assert fit(config) == path
     (tmp_path / "of_today.py").write_text(source.replace("0.1", "0.25"))
     monkeypatch.delitem(sys.modules, "of_today")
@@ -97,60 +84,6 @@ def test_processes_that_end_without_a_record_are_no_success(tmp_path, monkeypatc
         fit(configuration(tmp_path, runtime__devices=2, **SHORT))
 
 
-def raised(error):
-    """What the launcher raises where a process died of an error, which came of another one."""
-    try:
-        try:
-            raise KeyError("the cause")
-        except KeyError as cause:
-            raise error from cause
-    except Exception:
-        text = traceback.format_exc()
-    return ProcessRaisedException(f"\n\n-- Process 1 terminated with the following error:\n{text}", 1, 4711)
-
-
-LINES = "Mine.training_step, client 3: ValueError: two\n  lines\n\nOriginal Traceback (most recent call last):\n  x"
-
-
-@pytest.mark.parametrize(
-    ("exception", "message"),
-    [
-        (raised(DataError("no file: look there")), r"^no file: look there$"),
-        (raised(RunError(LINES)), f"^{re.escape(LINES)}$"),
-        (raised(RuntimeError("boom\nbang")), r"RuntimeError: boom\nbang; the same command"),
-        (ProcessExitedException("process 1 terminated with signal SIGKILL", 1, 4711, -9), "SIGKILL"),
-    ],
-)
-def test_what_a_process_dies_of_is_told_and_recorded(tmp_path, monkeypatch, exception, message):
-    config = configuration(tmp_path, runtime__devices=2, **SHORT)
-
-    def launch(self, function):
-        RunFolder(config.folder).open(config, {})
-        raise exception
-
-    monkeypatch.setattr(run.Fabric, "launch", launch)
-    with pytest.raises(RunError, match=message) as error:
-        fit(config)
-    record = read_record(config.folder)
-    assert record["status"] == "failed"
-    assert str(exception) in record["error"] and str(error.value) in record["error"]
-
-
-def test_an_error_that_follows_from_the_death_of_another_process_is_not_what_is_recorded(tmp_path, monkeypatch):
-    """The first process may notice, and record, that it lost the other one before that one's error is known."""
-    config = configuration(tmp_path, runtime__devices=2, **SHORT)
-
-    def launch(self, function):
-        RunFolder(config.folder).fail(RuntimeError("connection closed by peer"), config)
-        raise raised(RunError("client 3, round 5: boom"))
-
-    monkeypatch.setattr(run.Fabric, "launch", launch)
-    with pytest.raises(RunError, match="client 3, round 5: boom"):
-        fit(config)
-    error = read_record(config.folder)["error"]
-    assert "client 3, round 5: boom" in error and "connection closed" not in error
-
-
 def test_missing_data_is_missed_before_processes_start(tmp_path, monkeypatch):
     def read(self):
         raise DataError("no file: look there")
@@ -162,24 +95,12 @@ def test_missing_data_is_missed_before_processes_start(tmp_path, monkeypatch):
 
 
 def test_precisions(tmp_path):
-    """Double precision is double throughout and agrees with single; 16 bits keep weights in single."""
-    weights, paths = {}, set()
-    for precision in ("32-true", "64-true", "bf16-mixed", "16-mixed"):
+    """Each has a run of its own. Weights are double in double precision; 16 bits keep them in single."""
+    for precision, kept in (("64-true", torch.float64), ("16-mixed", torch.float32)):
         path = fit(configuration(tmp_path, precision=precision, **SHORT))
-        weights[precision] = torch.load(path / "weights.pt")
         assert read_record(path)["environment"]["precision"] == precision
-        paths.add(path)
-    assert len(paths) == 4
-    assert all(row["overflow"] == 0.0 for row in read_rows(path))  # steps that were left out in 16-mixed
-    single, double, brain, half = weights.values()
-    assert {v.dtype for v in double.values()} == {torch.float64}
-    assert {v.dtype for v in (*brain.values(), *half.values())} == {torch.float32}
-    for name, value in single.items():
-        torch.testing.assert_close(value, double[name].float(), rtol=1e-3, atol=1e-6)
-        torch.testing.assert_close(value, brain[name], rtol=0.1, atol=1e-2)
-        torch.testing.assert_close(value, half[name], rtol=0.01, atol=1e-3)
-    for other in (brain, half):
-        assert any(not torch.equal(value, other[name]) for name, value in single.items())
+        assert {value.dtype for value in torch.load(path / "weights.pt").values()} == {kept}
+    assert all(row["overflow"] == 0.0 for row in read_rows(path))  # steps that were left out
 
 
 def test_a_changed_split_is_not_taken_for_the_old_one(tmp_path):

@@ -1,10 +1,8 @@
-"""What is said of the machine: what its processor can do, the hardware of a run, threads, and cores."""
-
-import os
+"""What is said of the machine: its processor, the hardware of a run, and cores."""
 
 import pytest
 
-from benchmark.runs.environment import asked_threads, cores, cpu_model, cpu_share, hardware, idle_cores
+from benchmark.runs.environment import cores, cpu_model, cpu_share, hardware
 
 
 @pytest.mark.parametrize("text", ["model name\t: Some CPU 3 \nmodel name\t: B\n", "nothing is known\n"])
@@ -13,28 +11,11 @@ def test_the_processor_is_called_as_the_system_calls_it(machine, text):
     assert (cpu_model() == "Some CPU 3") == ("model" in text) and cpu_model()
 
 
-@pytest.mark.parametrize(
-    ("run", "told"),
-    [
-        ({"threads": 2}, "Some CPU, 2 of 8 cores per run"),
-        ({"threads": 1, "devices": 1}, "Some CPU, 1 of 8 cores per run"),
-        ({"threads": 2, "devices": 3}, "Some CPU, 6 of 8 cores per run"),
-        ({"threads": 1, "devices": 2, "gpu": "Some GPU", "accelerator": "cuda"}, "2 x Some GPU"),
-    ],
-)
-def test_the_hardware_of_a_run_counts_all_of_its_processes(run, told):
-    assert hardware({"cpu": "Some CPU", "cores": 8, "gpu": None, "accelerator": "cpu"} | run) == told
-
-
-@pytest.mark.parametrize(
-    ("value", "threads"), [("3", 3), ("4,2", 4), ("", None), ("0", None), ("many", None), (None, None)]
-)
-def test_threads_that_openmp_is_asked_for(monkeypatch, value, threads):
-    if value is None:
-        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    else:
-        monkeypatch.setenv("OMP_NUM_THREADS", value)
-    assert asked_threads() == threads
+def test_the_hardware_of_a_run_counts_all_of_its_processes():
+    machine = {"cpu": "Some CPU", "cores": 8, "gpu": None, "accelerator": "cpu", "threads": 2}
+    assert hardware(machine) == "Some CPU, 2 of 8 cores per run"
+    assert hardware(machine | {"devices": 3}) == "Some CPU, 6 of 8 cores per run"
+    assert hardware(machine | {"devices": 2, "gpu": "Some GPU", "accelerator": "cuda"}) == "2 x Some GPU"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +25,6 @@ def test_threads_that_openmp_is_asked_for(monkeypatch, value, threads):
         ({"cpu.max": "max 100000\n"}, None),
         ({"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1.5),
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({}, None),
     ],
 )
 def test_a_container_has_time_on_fewer_cores(machine, files, share):
@@ -52,12 +32,3 @@ def test_a_container_has_time_on_fewer_cores(machine, files, share):
     machine.write(**{f"sys/fs/cgroup/{name}": text for name, text in files.items()})
     assert cpu_share() == share
     assert cores() == min(3, int(share or 3))
-
-
-def test_idle_cores_are_those_that_nothing_runs_on(machine, monkeypatch):
-    machine.cores = 6
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert idle_cores() == 6
-    for running, idle in ((1, 6), (4, 5), (8, 1), (40, 1)):
-        machine.write(proc__loadavg=f"0.00 0.00 0.00 {running}/100 4711\n")
-        assert idle_cores() == idle

@@ -1,7 +1,5 @@
 """Lightning's loggers and callbacks by name, and the W&B mirror, which can fail with no more than a warning."""
 
-import warnings
-
 import pandas as pd
 import pytest
 from lightning.pytorch.callbacks import LambdaCallback
@@ -9,7 +7,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 import run_folders
 from benchmark.config import Runtime
 from benchmark.launch.run import fit
-from benchmark.runs.loggers import callbacks, choose_mode, lightning_loggers, mirror_run, mirror_tables
+from benchmark.runs.loggers import callbacks, choose_mode, mirror_run, mirror_tables
 from benchmark.runs.records import read_rows
 from datamodules.common.errors import ConfigError
 from runs import SHORT, configuration, interrupted
@@ -68,26 +66,20 @@ def test_auto(monkeypatch, tmp_path):
     assert choose_mode("auto", "paper") == "off"
     monkeypatch.setenv("WANDB_API_KEY", "x")
     assert choose_mode("auto", "paper") == "online"
-    for asked, mode in {
-        "disabled": "off",
-        "offline": "offline",
-        "dryrun": "offline",
-        "online": "online",
-    }.items():
+    for asked, mode in {"disabled": "off", "dryrun": "offline", "online": "online"}.items():
         monkeypatch.setenv("WANDB_MODE", asked)
         assert choose_mode("auto", "quick") == choose_mode("auto", "paper") == mode
     assert [choose_mode(mode, "paper") for mode in ("off", "offline", "online")] == ["off", "offline", "online"]
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_offline_files_hold_rows_and_tables(tmp_path):
     path = tmp_path / "run"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        with mirror_run(RUN, path) as mirror:
-            mirror.row({"round": 0, "acc": 12.5, "auc": None, "timing": {"seconds": 0.5}})
-            mirror.record(RECORD, [])
-        frames = {"1": pd.DataFrame({"method": ["x"], "ours": [1.5]}), "2": pd.DataFrame()}
-        mirror_tables("offline", tmp_path / "results", "paper", "toy-paper", frames)
+    with mirror_run(RUN, path) as mirror:
+        mirror.row({"round": 0, "acc": 12.5, "auc": None, "timing": {"seconds": 0.5}})
+        mirror.record(RECORD, [])
+    frames = {"1": pd.DataFrame({"method": ["x"], "ours": [1.5]}), "2": pd.DataFrame()}
+    mirror_tables("offline", tmp_path / "results", "paper", "toy-paper", frames)
     written = list(path.glob("wandb/offline-run-*/run-*.wandb"))
     assert len(written) == 1 and b"12.5" in written[0].read_bytes()
     (table,) = (tmp_path / "results").rglob("*.table.json")  # an empty one is no table
@@ -110,26 +102,20 @@ def test_a_summary_has_each_number_by_itself_and_classes_have_names(tmp_path, se
 
 
 def test_runs_are_filed_by_scale_or_where_the_variables_say(tmp_path, service, monkeypatch):
-    online(tmp_path).row({"round": 0})
+    """Those of scale quick only where W&B is asked for by name."""
+    with online(tmp_path) as mirror:
+        assert not service.started, "it starts with its first row"
+        mirror.row({"round": 0})
+        mirror.row({"round": 1})
+    assert service.ends == [0]
+    for logger in (None, "wandb"):
+        mirror_run(RUN.replace(scale="quick", runtime=Runtime(logger=logger)), tmp_path).row({"round": 0})
     monkeypatch.setenv("WANDB_PROJECT", "p")
     monkeypatch.setenv("WANDB_RUN_GROUP", "g")
     online(tmp_path).row({"round": 0})
     filed = [(init["project"], init["group"]) for init in service.started]
-    assert filed == [("fssl-bench", "custom"), ("p", "g")]
-    assert {init["resume"] for init in service.started} == {"allow"}, (
-        "or `wandb sync` overwrites the first part of a run"
-    )
-
-
-def test_a_run_starts_with_its_first_row(tmp_path, service):
-    """Once; one that has nothing to hold is not started at all."""
-    with online(tmp_path) as mirror:
-        assert not service.started
-        mirror.row({"round": 0})
-        mirror.row({"round": 1})
-    with online(tmp_path):
-        pass
-    assert len(service.started) == 1 and service.ends == [0]
+    assert filed == [("fssl-bench", "custom"), ("fssl-bench", "quick"), ("p", "g")]
+    assert {init["resume"] for init in service.started} == {"allow"}  # else `wandb sync` overwrites the first part
 
 
 def test_a_mirror_that_breaks_on_the_way_is_one_warning(tmp_path, service):
@@ -140,18 +126,8 @@ def test_a_mirror_that_breaks_on_the_way_is_one_warning(tmp_path, service):
     assert len(caught) == 1
 
 
-def test_loggers_by_name(tmp_path):
-    (csv,) = lightning_loggers("csv, wandb", tmp_path)
-    csv.log_metrics({"acc": 1.0}, step=0)
-    csv.save()
-    assert (tmp_path / "csv/metrics.csv").exists()
-    assert lightning_loggers(None, tmp_path) == []
-    with pytest.raises(ConfigError, match=r"'cvs'.*'csv'"):
-        lightning_loggers("cvs", tmp_path)
-
-
 def test_the_csv_logger_keeps_the_rounds_before_a_resume(tmp_path):
-    config = configuration(tmp_path, **{**SHORT, "runtime__logger": "csv"})
+    config = configuration(tmp_path, **{**SHORT, "runtime__logger": "csv, wandb"})
     path = interrupted(config, 1)
     fit(config)
     rounds = [line.split(",") for line in (path / "csv/metrics.csv").read_text().splitlines()]
@@ -160,26 +136,15 @@ def test_the_csv_logger_keeps_the_rounds_before_a_resume(tmp_path):
     assert len(rounds) == config.config.rounds + 1
 
 
-def test_wandb_may_be_asked_for_by_name(tmp_path):
-    config = RUN.replace(scale="quick", runtime=Runtime(logger="wandb"))
-    with mirror_run(config, tmp_path) as mirror:
-        mirror.row({"round": 0, "acc": 12.5})
-    assert list(tmp_path.glob("wandb/offline-run-*"))
-
-
-def test_callbacks_by_dotted_path():
-    (one,) = callbacks("lightning.pytorch.callbacks.LambdaCallback")
-    assert isinstance(one, LambdaCallback)
-
-
 @pytest.mark.parametrize(
     ("path", "why"),
     [
         ("collections.Counter", "not a subclass of lightning.pytorch.Callback"),
-        ("lightning.pytorch.callbacks.LambdaCallbacks", "has no attribute"),
         ("lightning.pytorch.callbacks.EarlyStopping", "EarlyStopping needs a whole Trainer"),
     ],
 )
-def test_what_cannot_be_a_callback_is_refused(path, why):
+def test_callbacks_by_dotted_path(path, why):
+    (one,) = callbacks("lightning.pytorch.callbacks.LambdaCallback")
+    assert isinstance(one, LambdaCallback)
     with pytest.raises(ConfigError, match=why):
         callbacks(path)

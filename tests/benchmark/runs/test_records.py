@@ -6,32 +6,28 @@ from dataclasses import replace
 import pytest
 
 from benchmark import ROOT
-from benchmark.config import Run
+from benchmark.config import Run, Runtime
 from benchmark.runs import records
-from benchmark.runs.folder import RunFolder
-from benchmark.runs.records import last_row, read_record, readings, validate
+from benchmark.runs.records import last_row, read_record, readings, revisions, validate
 from benchmark.runs.states import state
 from datamodules.common.errors import RunError
-from run_folders import FACTS, RUN, change, row, whole_run
+from run_folders import RUN, change, completed, whole_run
 
 
-def averaged_run(path, reading):
-    folder = RunFolder(path)
-    folder.open(Run.of(replace(RUN.config, average_last=3)), FACTS)
-    for number in range(4):
-        folder.append(row(number))
-    folder.finish(reading)
-    return folder.record
+def averaged_run(results, reading):
+    """The folder of a complete run with an averaged model."""
+    run = Run.of(replace(RUN.config, average_last=3, runtime=Runtime(results_dir=str(results))))
+    return completed(run, 10.0, 60.0, averaged=reading)
 
 
 def test_the_averaged_reading_is_sealed_by_the_digest_and_kept_from_runs_without_it(tmp_path):
     reading = {"rounds": 3, "acc": 62.5, "loss": float("nan")}
-    record = averaged_run(tmp_path / "with", reading)
-    assert read_record(tmp_path / "with")["averaged"] == {"rounds": 3, "acc": 62.5, "loss": None}
-    file = tmp_path / "with" / "record.json"
-    file.write_text(json.dumps({**record, "averaged": {**record["averaged"], "acc": 99.0}}))
+    path = averaged_run(tmp_path / "with", reading)
+    record = read_record(path)
+    assert record["averaged"] == {"rounds": 3, "acc": 62.5, "loss": None}
+    (path / "record.json").write_text(json.dumps({**record, "averaged": {**record["averaged"], "acc": 99.0}}))
     with pytest.raises(RunError, match="digest"):
-        read_record(tmp_path / "with")
+        read_record(path)
     with pytest.raises(RunError, match="averaged is empty"):
         averaged_run(tmp_path / "without", None)
     assert "averaged" not in whole_run(tmp_path / "plain").record
@@ -43,31 +39,25 @@ def test_the_averaged_reading_is_sealed_by_the_digest_and_kept_from_runs_without
     [
         ({}, "acc"),
         (None, "empty"),
-        ("99", "dictionary"),
-        ([50.0], "dictionary"),
         (99.0, "dictionary"),
-        *[({"acc": value}, "acc") for value in (None, 1e300, -5.0, 100.5, True, "50", [50.0])],
-        *[({"acc": 50.0, "auc": value}, "auc") for value in (1e300, -5.0)],
+        *[({"acc": value}, "acc") for value in (None, -5.0, 100.5, True, "50")],
+        ({"acc": 50.0, "auc": -5.0}, "auc"),
         ({"acc": 50.0, "acc_by_class": [50.0, 101.0]}, "acc_by_class"),
     ],
 )
 def test_every_reading_of_a_complete_record_is_checked(tmp_path, reading, damage, what):
     """Whoever knows how the digest is made can write anything else there, and tables would show it."""
-    averaged_run(tmp_path, {"rounds": 3, "acc": 62.5})
-    change(tmp_path, lambda record: record.update({reading: damage}))
+    path = averaged_run(tmp_path, {"rounds": 3, "acc": 62.5})
+    change(path, lambda record: record.update({reading: damage}))
     with pytest.raises(RunError, match=rf"record\.json.*{reading}.*{what}"):
-        read_record(tmp_path)
-    assert state(tmp_path) == "damaged"
+        read_record(path)
+    assert state(path) == "damaged"
 
 
 @pytest.mark.parametrize(
     "line",
     [
         '{"rou',
-        "5",
-        '{"acc": 1.0}',
-        '{"round": 1, "acc": 1e300}',
-        '{"round": 1, "acc": -5.0}',
         '{"round": 1, "acc": null}',
         '{"round": 1, "acc": 5.0, "auc": 101.0}',
         '{"round": 1, "acc": 5.0, "loss": 1e999}',
@@ -108,48 +98,37 @@ def test_a_record_of_an_older_version_stays_valid(tmp_path):
     assert state(tmp_path) == "damaged"
 
 
-def test_all_committed_records_are_what_their_rows_say():
-    every = sorted((ROOT / "results" / "runs").glob("*/record.json"))
-    paths = [path for path in every if "-digits-" not in path.parent.name]  # those of quick runs are nobody's business
-    assert len(paths) >= 16
-    assert {state(path.parent) for path in paths} <= {"complete", "failed"}
+def test_all_committed_records_are_what_their_rows_say_and_of_todays_code():
+    every = (ROOT / "results" / "runs").iterdir()
+    found = [read_record(path) for path in every if "-digits-" not in path.name]  # quick runs are nobody's business
+    assert len(found) > 600 and {record["status"] for record in found} <= {"complete", "failed"}
+    assert {made for record in found for made in revisions(record)} == {"method 1, framework 1"}
 
 
 def test_readings_take_each_metric_over_the_rows_that_have_it():
+    """Accuracies by class entry by entry; a class that the test set lacks stays unknown."""
     rows = [
         {"round": 0, "acc": 10.0, "visits": 5},
-        {"round": 2, "acc": 20.0, "loss": 4.0},
-        {"round": 4, "acc": 40.0, "auc": None},
+        {"round": 2, "acc": 40.0, "loss": 4.0, "acc_by_class": [40.0, None, 80.0]},
+        {"round": 4, "acc": 20.0, "auc": None, "acc_by_class": [20.0, None, 40.0]},
     ]
-    found = readings(rows, last_k=3)
-    assert found["last_k_mean"] == {"rounds": 2, "acc": 30.0, "loss": 4.0, "auc": None}
-    assert found["best"] == found["final"] == {"round": 4, "acc": 40.0, "auc": None}
-
-
-def test_accuracies_by_class_are_a_metric_of_every_reading():
-    """Entry by entry; a class that the test set lacks stays unknown."""
-    rows = [{"round": n, "acc": acc, "acc_by_class": [acc, None, 2 * acc]} for n, acc in enumerate((10.0, 40.0, 20.0))]
-    found = readings(rows, last_k=2)
-    assert found["final"]["acc_by_class"] == [20.0, None, 40.0]
-    assert found["best"]["acc_by_class"] == [40.0, None, 80.0]
-    assert found["last_k_mean"]["acc_by_class"] == [30.0, None, 60.0]
+    found, means = readings(rows, last_k=3), {"acc": 30.0, "loss": 4.0, "auc": None}
+    assert found["last_k_mean"] == {"rounds": 2, **means, "acc_by_class": [30.0, None, 60.0]}
+    assert found["best"] == rows[1]
+    assert found["final"] == rows[2]
 
 
 def test_validate_names_everything_that_is_wrong(tmp_path):
     good = whole_run(tmp_path).record
     validate(good, "here")
-    bad = {**good, "run_id": 5, "rounds": None}
+    bad = {**good, "run_id": 5, "status": "done", "bytes_up": -1, "timing": {"seconds": float("nan")}}
     del bad["config"]
-    with pytest.raises(RunError, match=r"here: .*run_id.*config is missing.*rounds"):
+    with pytest.raises(RunError, match=r"here: .*run_id.*status.*config is missing.*bytes_up.*timing\.seconds"):
         validate(bad, "here")
     for wrong, what in (
-        ({"status": "done"}, "status"),
         ({"status": "failed"}, "error is empty"),
         ({"final": None, "data_sha256": None}, "final, data_sha256 is empty"),
         ({"schema_version": 9}, "schema_version.* 2"),
-        ({"bytes_up": -1}, "bytes_up"),
-        ({"environment": {"code_versions": "abc"}}, r"environment\.code_versions"),
-        ({"timing": {"seconds": float("nan")}}, r"timing\.seconds"),
     ):
         with pytest.raises(RunError, match=what):
             validate({**good, **wrong}, "here")
@@ -162,23 +141,14 @@ def test_an_unreadable_record(tmp_path, text):
         read_record(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        (None, None),
-        ("", None),
-        ('{"round": 0', None),
-        ('{"round": 0}\n', 0),
-        ('{"round": 0}\n{"round": 1}\n{"round": 2', 1),
-        ("damaged\n" * 20_000 + '{"round": 7}\n', 7),
-        ('{"round": 7}\ndamaged\n', None),
-        ("[]\n", None),
-    ],
-)
-def test_the_last_row_alone(tmp_path, text, number):
-    if text is not None:
-        (tmp_path / "metrics.jsonl").write_text(text)
-    assert last_row(tmp_path) == (None if number is None else {"round": number})
+def test_the_last_row_alone(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    assert last_row(tmp_path) is None
+    file.write_text("damaged\n" * 20_000 + '{"round": 7}\n{"round": 8')
+    assert last_row(tmp_path) == {"round": 7}
+    for text in ('{"round": 7}\ndamaged\n', "[]\n"):
+        file.write_text(text)
+        assert last_row(tmp_path) is None
 
 
 def test_a_mean_has_the_same_bits_on_every_python() -> None:
