@@ -30,7 +30,10 @@ def test_the_record_says_that_there_was_no_git(monkeypatch, tmp_path):
 
 
 def test_a_checkout_is_marked_if_its_code_differs_and_the_changes_are_told_as_a_patch(monkeypatch, tmp_path):
-    """New files in any encoding and with any name, too; neither other files nor another repository that the environment names count."""
+    """New files of any name and encoding, too.
+
+    Neither other files nor another repository that the environment names count.
+    """
     monkeypatch.setattr(code_identity, "ROOT", tmp_path)
     for variable in code_identity.OTHER_REPOSITORY:
         monkeypatch.delenv(variable, raising=False)
