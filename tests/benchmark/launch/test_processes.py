@@ -43,6 +43,17 @@ def test_every_process_fails_with_the_error_of_one(tmp_path, monkeypatch, quick_
     assert "ValueError: two\n  lines" in error and "fails.py" in error and "Connection" not in error
 
 
+@pytest.mark.timeout(300)
+def test_two_processes_share_the_norm_statistics(tmp_path, quick_processes):
+    """A server that trains and measures batch-norm statistics, which the processes divide among themselves."""
+    small = {"depth": 10, "width": 1}
+    server = {"data__scenario": "server", "data__num_labels": 20, "data__pipeline": "randaugment_uniform", "rounds": 2}
+    short = {"method__local_epochs": 1, "method__server_pretrain": 0, "roster__participants": 2}
+    options = {"method": "fl2", "model": "wrn28_2", "model_args": small, **server, **short}
+    one, two = (fit(configuration(tmp_path / str(n), runtime__devices=n, **options)) for n in (1, 2))
+    assert_same_run(two, one)
+
+
 def as_one_of_two(rank, port, options, told):
     """The whole of the process on one of two nodes, with what torchrun leaves in its environment."""
     group = {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -77,31 +88,25 @@ DRIFTING = """
 import torch
 import torch.distributed as dist
 
-from methods.fl2 import FL2
+from methods.server_only import ServerOnly
 
 
-class Drifting(FL2):
+class Drifting(ServerOnly):
     \"""Its server's training rounds a little differently in every process, as on GPUs.\"""
 
     def server_step(self, server):
         super().server_step(server)
         with torch.no_grad():
-            self.model.head.weight.mul_(1 + 0.5 * (dist.is_initialized() and dist.get_rank()))
+            self.model.conv1.weight.mul_(1 + 0.5 * (dist.is_initialized() and dist.get_rank()))
 """
 
 
 @pytest.mark.timeout(300)
 def test_all_processes_go_on_with_the_first_ones_server(tmp_path, monkeypatch, quick_processes):
-    """Where devices round differently, they would otherwise evaluate, and send out, different global models.
-
-    They divide the batches from which norm statistics are measured among themselves.
-    """
+    """Where devices round differently, they would otherwise evaluate, and send out, different global models."""
     (tmp_path / "drift.py").write_text(DRIFTING)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    server = {"data__scenario": "server", "data__num_labels": 20, "data__pipeline": "randaugment_uniform", "rounds": 2}
-    short = {"method__local_epochs": 1, "method__server_pretrain": 0, "roster__participants": 2}
-    network = {"model": "wrn28_2", "model_args": {"depth": 10, "width": 1}}
-    options = {"method": "drift.Drifting", **network, **server, **short}
+    options = {"method": "drift.Drifting", "data__scenario": "server", "data__num_labels": 20, "rounds": 2}
     one, two = (fit(configuration(tmp_path / str(n), runtime__devices=n, **options)) for n in (1, 2))
     assert_same_run(two, one)
