@@ -162,3 +162,21 @@ def test_who_asks_to_stop_is_not_taken_for_an_error():
 
     with pytest.raises(KeyboardInterrupt):
         few_federation(Stops).run()
+
+
+class Mute(BaseException):
+    """Neither an ``Exception`` nor able to say what it is."""
+
+    def __str__(self):
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize(
+    ("hook", "where"), [("training_step", "Raises, client 0 (83 images)"), ("predict", "Raises.predict")]
+)
+def test_an_error_of_any_kind_says_where_it_was(hook, where):
+    def raises(self, *args):
+        raise Mute
+
+    told = f"{where}, round 0: Mute: (its message cannot be read)"
+    assert refusal(type("Raises", (Plain,), {hook: raises})).startswith(told)
