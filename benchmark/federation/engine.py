@@ -8,9 +8,7 @@ from operator import index
 from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
-from torchvision.ops import StochasticDepth
+from torch import Tensor
 
 from benchmark.federation import hooks
 from benchmark.federation.collectives import tensors_in
@@ -28,13 +26,14 @@ from methods.models.norm import serially
 from methods.parts.aggregation import num_bytes
 from methods.parts.engine_state import EngineState, RegisteredTensors
 
-DROPS: dict[type[nn.Module], str] = {
-    _DropoutNd: "p",
-    StochasticDepth: "p",
-    nn.RNNBase: "dropout",
-    nn.MultiheadAttention: "dropout",
+DROPS = {
+    "_DropoutNd": "p",
+    "RNNBase": "dropout",
+    "MultiheadAttention": "dropout",
+    "StochasticDepth": "p",  # torchvision's
+    "DropPath": "drop_prob",  # timm's
 }
-"""Layers that drop units with draws from torch's global generator, and their attribute with the probability."""
+"""Classes of layers that drop units with draws from torch's global generator: their attribute with the probability."""
 
 
 class Engine:
@@ -356,8 +355,8 @@ def require_own_draws(method: FedMethod) -> None:
         ConfigError: there is one; names it.
     """
     for name, part in method.named_modules():
-        for kind, probability in DROPS.items():
-            if isinstance(part, kind) and part.training and getattr(part, probability):
+        for kind in type(part).__mro__:
+            if kind.__name__ in DROPS and part.training and getattr(part, DROPS[kind.__name__]):
                 raise ConfigError(
                     f"{name} is a {type(part).__name__}, which draws from torch's global generator: clients in turns "
                     "would share it, and a replay could not seed it. Use --engine reference, or a head of the suite's "

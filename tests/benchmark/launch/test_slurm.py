@@ -1,166 +1,221 @@
-"""Job arrays, one of them on SLURM itself: the daemons of a node on this machine."""
+"""Job arrays, and runs of several nodes, on SLURM itself: the daemons of two nodes on this machine."""
 
 import getpass
 import os
 import shutil
 import subprocess
 import time
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmark.config import Run, from_dict, run_id
+from benchmark.cli import main
+from benchmark.config import Runtime, from_dict, run_id
 from benchmark.launch import slurm
-from benchmark.launch.run import fit
 from benchmark.runs.records import read_rows, without_clock
+from benchmark.suites import suite
+from datamodules.common.errors import RunError
 from datamodules.common.yaml import read_yaml
-from runs import SHORT, configuration
-from toy_suite import table
 from two_processes import free_port
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "srun")
 PATIENCE_S = 100
+
+SUITE = """\
+paper: tiny
+title: One row on digits
+published: null
+report: last
+base: {set: {data: digits, model: small_cnn, data.num_clients: 4, data.labelled_clients: 1, rounds: ROUNDS}}
+datasets: {digits: {set: {}}}
+labels: {FedAvg: {method: fedavg}}
+tables: {"1": {title: One, datasets: [digits], metrics: [acc], rows: [{method: FedAvg}]}}
+scales: {quick: {note: tiny, seeds: [0, 1]}}
+"""
 
 CLUSTER = """\
 ClusterName=test
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort={controller}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+CredType=cred/munge
 SlurmUser={user}
 SlurmdUser={user}
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool.%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+MpiDefault=none
 ProctrackType=proctrack/pgid
+TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SchedulerParameters=sched_interval=1,bf_interval=1
-NodeName=one NodeHostname=localhost NodeAddr=127.0.0.1 Port={node} CPUs=2
-PartitionName=low Nodes=one Default=YES PriorityTier=1 GraceTime=60 State=UP
+JobRequeue=1
+NodeName=one NodeHostname=localhost NodeAddr=127.0.0.1 Port={first} CPUs=2
+NodeName=two NodeHostname=localhost NodeAddr=127.0.0.1 Port={second} CPUs=2
+PartitionName=low Nodes=one,two Default=YES PriorityTier=1 GraceTime=60 State=UP
 PartitionName=high Nodes=one PriorityTier=2 PreemptMode=OFF State=UP
 """
 
 
-@pytest.fixture
-def cluster(tmp_path, monkeypatch):
-    """SLURM's daemons for a node with two processors; its commands find them through ``SLURM_CONF``."""
+def tiny(tmp_path, rounds=2):
+    """The path of a suite with one row and two seeds."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(SUITE.replace("ROUNDS", str(rounds)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """SLURM's daemons for two nodes, each with two processors; its commands find them through ``SLURM_CONF``."""
     if missing := [name for name in DAEMONS if shutil.which(name) is None]:
         pytest.skip(f"needs {', '.join(missing)} (Debian: slurmctld, slurmd, slurm-client, munge)")
-    place = tmp_path / "slurm"
-    (place / "state").mkdir(parents=True)
+    place = tmp_path_factory.mktemp("slurm")
+    place.chmod(0o755)
+    (place / "state").mkdir()
     key = place / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o600)
+    controller, first, second = (free_port() for _ in range(3))
     conf = place / "slurm.conf"
-    conf.write_text(CLUSTER.format(folder=place, user=getpass.getuser(), controller=free_port(), node=free_port()))
-    monkeypatch.setenv("SLURM_CONF", str(conf))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    conf.write_text(
+        CLUSTER.format(folder=place, user=getpass.getuser(), controller=controller, first=first, second=second)
+    )
     munge = [f"--{what}-file={place}/munge.{what}" for what in ("key", "log", "pid", "seed")]
     daemons = [
         ["munged", "--force", "--foreground", f"--socket={place}/munge.socket", *munge],
         ["slurmctld", "-D"],
         ["slurmd", "-D", "-N", "one"],
+        ["slurmd", "-D", "-N", "two"],
     ]
-    with open(place / "log", "wb") as log, ExitStack() as stack:
-        for command in daemons:
-            daemon = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
-            stack.callback(daemon.terminate)
+    environment = {**os.environ, "SLURM_CONF": str(conf)}
+    running = []
+    try:
+        for number, command in enumerate(daemons):
+            with open(place / f"{number}-{command[0]}.out", "wb") as log:
+                running.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
             time.sleep(0.5)
-        _until(lambda: _lines("sinfo", "--noheader", "--states=idle", "--format=%N", "--Node") == {"one"}, "the node")
-        yield
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SLURM_CONF", str(conf))
+            patch.setenv("MASTER_ADDR", "127.0.0.1")  # no host has the name of one of these nodes
+            patch.setenv("OMP_NUM_THREADS", "1")
+            _until(lambda: _lines("sinfo", "--noheader", "--states=idle", "--format=%N", "--Node") >= {"one", "two"})
+            yield
+    finally:
+        for process in reversed(running):
+            process.terminate()
+        for process in running:
+            process.wait()
 
 
 def _lines(*command):
     return set(subprocess.run(command, capture_output=True, text=True).stdout.split())
 
 
-def _until(true, what):
+def _until(true, what="the cluster"):
     end = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < end, f"{what}: not within {PATIENCE_S} s"
         time.sleep(0.2)
 
 
-def seeds(results, *numbers, **runtime):
-    return [configuration(results, seed=number, **SHORT, **runtime) for number in numbers]
+def _table(path, results, *more):
+    return main(["table", "--paper", str(path), "--results_dir", str(results), "--wandb", "off", *more])
+
+
+def test_a_task_finds_its_run_and_its_folders_wherever_it_runs(tmp_path, monkeypatch):
+    """``sbatch --chdir`` gives it another working folder than that of the command."""
+    monkeypatch.chdir(tmp_path)
+    runs = list(suite.load(str(tiny(tmp_path))).plan("quick", runtime=Runtime(data_dir="../d")).runs.values())
+    script = slurm.write(runs, "tiny-quick", Path("results"))
+    configs = [from_dict(read_yaml(Path(one))) for one in (script.parent / slurm.LIST).read_text().splitlines()]
+    assert [run_id(config) for config in configs] == [run.id for run in runs]
+    folders = {(config.runtime.data_dir, config.runtime.results_dir) for config in configs}
+    assert folders == {(f"{tmp_path}/../d", f"{tmp_path}/results")}
 
 
 @pytest.mark.parametrize(
-    ("task", "code", "ran"),
+    ("task", "codes", "ran", "ends"),
     [
-        (1, 0, ["1", "2"]),
-        (2, 0, ["3"]),
-        (1, 3, ["1", "2"]),
-        (1, slurm.STOPPED, ["1", "requeue 7_1"]),
-        (1, 143, ["1", "requeue 7_1"]),
+        (1, {}, ["1", "2"], 0),
+        (2, {}, ["3"], 0),
+        (1, {"1": 3}, ["1", "2"], 3),
+        (1, {"1": slurm.STOPPED}, ["1", "requeue 7_1"], slurm.STOPPED),
+        (1, {"1": 143}, ["1", "requeue 7_1"], 143),
     ],
     ids=["two of three", "the rest", "one fails", "stopped", "killed while it started"],
 )
-def test_a_task_runs_its_bundle(tmp_path, task, code, ran):
-    """With commands in SLURM's place that write down what they are asked for; the first run ends with ``code``."""
-    runs = seeds(tmp_path, 1, 2, 3)
-    script = slurm.write(runs, "toy-quick", tmp_path / "with 'a quote'", bundle=2)
+def test_a_task_runs_its_bundle(tmp_path, task, codes, ran, ends):
+    """With commands in SLURM's place that write down what they are asked for."""
+    runs = list(suite.load(str(tiny(tmp_path))).plan("quick", [0, 1, 2]).runs.values())
+    script = slurm.write(runs, "tiny-quick", tmp_path / "with 'a quote'", bundle=2)
     assert "#SBATCH --array=1-2\n" in script.read_text()
     commands, done = tmp_path / "commands", tmp_path / "done"
     commands.mkdir()
-    cases = [f"*{run.id}.yaml) echo {run.config.seed} >> {done}; exit" for run in runs]
-    srun = f'case "$6" in {cases[0]} {code};; {cases[1]};; {cases[2]};; esac'
-    for name, body in (("srun", srun), ("scontrol", f"echo $1 $2 >> {done}")):
+    numbers = "".join(
+        f"*{run.id}.yaml) echo {i} >> {done}; exit {codes.get(str(i), 0)};;\n" for i, run in enumerate(runs, 1)
+    )
+    for name, body in (("srun", f'case "$6" in\n{numbers}esac'), ("scontrol", f"echo $1 $2 >> {done}")):
         (commands / name).write_text(f"#!/bin/sh\n{body}\n")
         (commands / name).chmod(0o755)
     path = f"{commands}{os.pathsep}{os.environ['PATH']}"
     environment = {"PATH": path, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(task)}
-    assert subprocess.run(["bash", script], env=environment).returncode == code
+    assert subprocess.run(["bash", script], env=environment).returncode == ends
     assert done.read_text().splitlines() == ran
 
 
-def test_a_command_says_what_it_submits_or_what_stands_in_the_way(here, monkeypatch, capfd):
-    """Without ``sbatch`` the files are written, for another machine; what it refuses is told in its words."""
-    command = "--seeds", "1", "--results_dir", "my results", "--slurm=--partition=gpu"
-    assert table(*command, "--slurm_bundle", "2", "--dry_run") == 0
+def test_the_plan_of_an_array_is_told_and_nothing_is_written(tmp_path, capfd):
+    more = ["--slurm=--partition=gpu", "--slurm_bundle", "2", "--dry_run"]
+    assert _table(tiny(tmp_path), tmp_path / "results", *more) == 0
     assert capfd.readouterr().out == "2 runs: sbatch --array=1-1 --partition=gpu\n"
-    assert not (here / "my results").exists()
-    monkeypatch.setenv("PATH", str(here))
-    assert table(*command) == 2
-    (script,) = here.glob("my results/slurm/toy-quick-*/job.sh")
-    assert f"`sbatch --partition=gpu '{script}'`" in capfd.readouterr().err
-    (here / "sbatch").write_text("#!/bin/sh\necho invalid: $2 >&2\nexit 1\n")
-    (here / "sbatch").chmod(0o755)
-    assert table(*command) == 2
-    assert "failed: invalid: --partition=gpu" in capfd.readouterr().err
+    assert not (tmp_path / "results").exists()
 
 
-def test_a_task_finds_its_run_and_its_folders_wherever_and_whenever_it_runs(tmp_path, monkeypatch):
-    """``sbatch --chdir`` changes the working folder; later arrays leave the list alone that it reads when it starts."""
-    monkeypatch.chdir(tmp_path)
-    runs, elsewhere = seeds("r", 1, 2, runtime__data_dir="../d"), seeds("r", 1, 2)
-    first, *others, again = (slurm.write(some, "toy-quick", Path("r")) for some in (runs, runs[:1], elsewhere, runs))
+def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path):
+    """Its tasks may still wait, and read their line of the list when they start."""
+    runs = list(suite.load(str(tiny(tmp_path))).plan("quick").runs.values())
+    elsewhere = [run.replace(runtime=Runtime(threads=8)) for run in runs[:1]]
+    lists = (runs[:1], runs[1:], elsewhere, runs[:1])
+    first, *others, again = (slurm.write(some, "tiny-quick", tmp_path) for some in lists)
     assert first == again and len({first, *others}) == 3
-    configs = [from_dict(read_yaml(Path(line))) for line in (first.parent / slurm.LIST).read_text().splitlines()]
-    assert [run_id(config) for config in configs] == [run.id for run in runs]
-    folders = {(config.runtime.data_dir, config.runtime.results_dir) for config in configs}
-    assert folders == {(f"{tmp_path}/../d", f"{tmp_path}/r")}
+    assert f"{runs[0].id}.yaml" in (first.parent / slurm.LIST).read_text()
+
+
+def test_without_sbatch_the_files_are_written_and_the_error_says_how_to_submit_them(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("PATH", "")
+    assert _table(tiny(tmp_path), tmp_path / "my results", "--slurm=--partition=gpu") == 2
+    (script,) = tmp_path.glob("my results/slurm/tiny-quick-*/job.sh")
+    assert f"`sbatch --partition=gpu '{script}'`" in capfd.readouterr().err
+
+
+def test_what_sbatch_refuses_is_told_in_its_words(tmp_path, monkeypatch):
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\necho sbatch: error: invalid partition specified: $2 >&2\nexit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(RunError, match=r"sbatch: error: .* --partition=none"):
+        slurm.submit(tmp_path / "job.sh", "--partition=none")
 
 
 @pytest.mark.timeout(300)
-def test_a_task_that_is_preempted_saves_goes_back_to_the_queue_and_continues(here, cluster):
-    assert (
-        table("--seeds", "1", "--only", "1/A/low", "--rounds", "40", "--threads", "1", "--slurm=--partition=low") == 0
-    )
-    (config,) = here.glob("results/slurm/*/*.yaml")
-    run = Run.of(from_dict(read_yaml(config)))
-    _until(lambda: len(read_rows(run.folder)) >= 3, "the first rounds")
-    urgent = ["sbatch", "--partition=high", "--nodes=1", "--ntasks=2", f"--output={here}/urgent.log", "--wrap=true"]
+def test_a_task_that_is_preempted_saves_goes_back_to_the_queue_and_continues(tmp_path, cluster):
+    path, results, ours = tiny(tmp_path, rounds=40), tmp_path / "array", tmp_path / "here"
+    assert _table(path, results, "--seeds", "0", "--threads", "1", "--slurm=--partition=low --nodelist=one") == 0
+    (run,) = suite.load(str(path)).plan("quick", [0]).runs.values()
+    rows = results / "runs" / run.folder.name / "metrics.jsonl"
+    _until(lambda: rows.exists() and len(rows.read_text().splitlines()) >= 3, "the first rounds")
+    urgent = ["sbatch", "--partition=high", "--nodes=1", "--ntasks=2", f"--output={tmp_path}/urgent.log", "--wrap=true"]
     subprocess.run(urgent, check=True, capture_output=True)
     _until(lambda: not _lines("squeue", "--noheader", "--format=%i"), "both jobs")
-    (log,) = config.parent.glob("*.log")
+    (log,) = results.glob("slurm/tiny-quick-*/*.log")
     told = log.read_text()
     assert "stopped by SIGTERM" in told and "continues from round" in told, told
-    again = fit(run.replace(runtime=replace(run.config.runtime, results_dir=str(here / "again"))))
-    assert without_clock(read_rows(run.folder)) == without_clock(read_rows(again))
+    assert _table(path, ours, "--seeds", "0", "--threads", "1", "--jobs", "1") == 0
+    made, again = (without_clock(read_rows(path)) for path in (rows.parent, ours / "runs" / rows.parent.name))
+    assert made == again
