@@ -183,6 +183,9 @@ def test_a_plain_file_says_who_has_what(here):
     chosen = with_clients({**own, "west": [7]}).partition
     assert [len(part) for part in chosen.labelled] == [2, 1, 0] and chosen.labelled[0].tolist() == [2, 3]
     assert lists(chosen.unlabelled)[0] == [0, 1] and sorted(chosen.pool) == sorted(np.concatenate([*chosen.unlabelled]))
+    assert 12 in chosen.unlabelled[1]  # nobody knows its label
+    drawn = [with_clients({**own, "west": [7]}, partition_seed=seed).partition.labelled[1].item() for seed in range(8)]
+    assert set(drawn) == {4, 5}
     everybody = with_clients(parts, unlabelled_only=True, scenario="all_clients").partition
     assert lists(everybody.labelled) == [[0, 1, 2, 3], [4, 5, 6], [8, 9]] and lists(everybody.unlabelled)[2] == [12]
     assert {"clients.json", "x.npz"} == set(with_clients(parts).sha256)
