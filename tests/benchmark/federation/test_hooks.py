@@ -166,3 +166,6 @@ def test_an_update_that_is_not_finite_is_left_out_and_counted(place, engine):
     assert rows[1]["visits"] == 3 and rows[1]["bytes_up"] == 2 * rows[0]["bytes_up"]
     assert same_server(skips, absent)
     assert [float(skips.clients[k].tensors["visited"]) for k in range(3)] == [3, 2, 3]
+    resumed = federation(Broken, where=place, rounds=3, nonfinite="skip", **engine)
+    resumed.load_state_dict(skips.state_dict())
+    assert resumed.skipped == 1
