@@ -356,7 +356,7 @@ def require_own_draws(method: FedMethod) -> None:
     """
     for name, part in method.named_modules():
         for kind in type(part).__mro__:
-            if kind.__name__ in DROPS and part.training and getattr(part, DROPS[kind.__name__]):
+            if kind.__name__ in DROPS and part.training and getattr(part, DROPS[kind.__name__], True):
                 raise ConfigError(
                     f"{name} is a {type(part).__name__}, which draws from torch's global generator: clients in turns "
                     "would share it, and a replay could not seed it. Use --engine reference, or a head of the suite's "
