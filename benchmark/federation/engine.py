@@ -26,14 +26,14 @@ from methods.models.norm import serially
 from methods.parts.aggregation import num_bytes
 from methods.parts.engine_state import EngineState, RegisteredTensors
 
-DROPS = {
+DROPS = {  # by name: torchvision and timm need not be installed
     "_DropoutNd": "p",
     "RNNBase": "dropout",
     "MultiheadAttention": "dropout",
-    "StochasticDepth": "p",  # torchvision's
-    "DropPath": "drop_prob",  # timm's
+    "StochasticDepth": "p",
+    "DropPath": "drop_prob",
 }
-"""Classes of layers that drop units with draws from torch's global generator: their attribute with the probability."""
+"""Layers that drop units with draws from torch's global generator, and their attribute with the probability."""
 
 
 class Engine:

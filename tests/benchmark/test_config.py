@@ -59,9 +59,19 @@ def test_run_id_is_the_hash_of_all_that_the_run_changes_but_the_runtime():
     changes = {
         "method": {"class_path": "methods.fedavg.FedAvg", "init_args": {"lr": 0.5}},
         "data": {"class_path": "datamodules.digits.Digits", "init_args": {"beta": 2.0}},
-        **{"model": "other", "model_args": {"depth": 2}, "roster": {"participants": 5}},
-        **{"rounds": 4, "seed": 2, "scale": "lite", "eval_every": 2, "last_k": 3, "report": "last", "average_last": 2},
-        **{"precision": "bf16-mixed", "nonfinite": "skip", "sums": "by_rank"},
+        "model": "other",
+        "model_args": {"depth": 2},
+        "roster": {"participants": 5},
+        "rounds": 4,
+        "seed": 2,
+        "scale": "lite",
+        "eval_every": 2,
+        "last_k": 3,
+        "report": "last",
+        "average_last": 2,
+        "precision": "bf16-mixed",
+        "nonfinite": "skip",
+        "sums": "by_rank",
     }
     assert set(changes) == {f.name for f in fields(RunConfig)} - {"runtime"}
     changed = resolve(from_dict({**changes, "runtime": {"devices": 4, "data_dir": "/elsewhere"}}))
@@ -106,8 +116,20 @@ def test_options_on_top_leave_the_original_as_it_was():
 
 
 MEANT = {
-    **{"5e-4": 5e-4, "1e4": 1e4, "7": 7, "0.50": 0.5, "1.": 1.0, "-.5": -0.5, "010": 10, "-007": -7, "0x1f": 31},
-    **{"0o10": 8, "1_000": 1000, "true": True, "null": None, "[1, 2]": [1, 2]},
+    "5e-4": 5e-4,
+    "1e4": 1e4,
+    "7": 7,
+    "0.50": 0.5,
+    "1.": 1.0,
+    "-.5": -0.5,
+    "010": 10,
+    "-007": -7,
+    "0x1f": 31,
+    "0o10": 8,
+    "1_000": 1000,
+    "true": True,
+    "null": None,
+    "[1, 2]": [1, 2],
     **{text: text for text in ("off", "yes", "no", "share:0.5", "1.2.3", "1:30", "2026-11-26")},
 }
 

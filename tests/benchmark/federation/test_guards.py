@@ -48,12 +48,10 @@ def count_anew(self):
 IN_A_VISIT = ("local_work", "on_train_epoch_end", "make_upload")
 OUTSIDE = ("select_clients", "broadcast", "aggregate", "remember", "is_warmup", "refresh_norm", "predict")
 ANEW = [
-    *(
-        (data_anew, "on_train_epoch_end", "model.conv1.weight"),
-        (module_anew, "on_train_epoch_end", "model.conv1.weight"),
-    ),
-    *((register_more, "make_upload", "more"), (count_anew, "server_step", "count")),
-    *((count_anew, hook, "count") for hook in (*IN_A_VISIT, *OUTSIDE)),
+    (data_anew, "on_train_epoch_end", "model.conv1.weight"),
+    (module_anew, "on_train_epoch_end", "model.conv1.weight"),
+    (register_more, "make_upload", "more"),
+    *[(count_anew, hook, "count") for hook in (*IN_A_VISIT, *OUTSIDE, "server_step")],
 ]
 
 

@@ -150,8 +150,12 @@ class Absent(Broken):
 @pytest.mark.parametrize(
     ("place", "engine"),
     [
-        *((place, {}) for place in ("tensor", "loss", "stats", "weight")),
-        *(("loss", engine) for engine in ({"slots": 2}, {"sums": "by_rank"})),
+        ("tensor", {}),
+        ("stats", {}),
+        ("weight", {}),
+        ("loss", {}),
+        ("loss", {"slots": 2}),
+        ("loss", {"sums": "by_rank"}),
     ],
 )
 def test_an_update_that_is_not_finite_is_left_out_and_counted(place, engine):

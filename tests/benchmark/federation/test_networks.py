@@ -103,5 +103,6 @@ def test_a_part_that_is_compiled(recwarn):
 
     plain, compiled = federation(), federation(network=Compiled, slots=2)
     assert len(compiled.engine.seats) == 2
-    plain.run(), compiled.run()
+    plain.run()
+    compiled.run()
     assert same_server(plain, compiled)

@@ -70,7 +70,8 @@ def test_a_visit_that_is_left_out_leaves_no_momentum():
 
     left_out = few_federation(Diverges, clients=3, rounds=3, nonfinite="skip")
     absent = few_federation(Absent, clients=3, rounds=3)
-    left_out.run(), absent.run()
+    left_out.run()
+    absent.run()
     assert left_out.skipped == 1 and same_server(left_out, absent)
 
 

@@ -59,19 +59,17 @@ def test_a_later_layer_wins_over_the_one_before_it(tmp_path):
     base, data_set, label, table, row, scale, of_table, of_data_set, of_both, tuned, trial, trial_of_data_set = (
         {f"model_args.o{n}": "own", f"model_args.o{n - 1}": "later"} for n in range(12)
     )
+    rows = [{"method": "low", "set": row}]
+    tables = {1: {"set": of_table, "datasets": {"A": {"set": of_both}}}}
     toy = Suite(
         {
             **load_yaml(SPEC, "toy"),
-            "base": {"set": {"data": "digits"} | base},
+            "base": {"set": {"data": "digits", **base}},
             "datasets": {"A": {"set": data_set}},
-            "labels": {"low": {"method": "fedavg"} | label},
-            "tables": {
-                1: {"title": "First", "datasets": ["A"], "metrics": ["acc"], "set": table}
-                | {"rows": [{"method": "low", "set": row}]}
-            },
+            "labels": {"low": {"method": "fedavg", **label}},
+            "tables": {1: {"title": "First", "datasets": ["A"], "metrics": ["acc"], "set": table, "rows": rows}},
             "scales": {
-                "quick": {"seeds": [1], "set": scale, "datasets": {"A": {"set": of_data_set}}}
-                | {"tables": {1: {"set": of_table, "datasets": {"A": {"set": of_both}}}}}
+                "quick": {"seeds": [1], "set": scale, "datasets": {"A": {"set": of_data_set}}, "tables": tables}
             },
         },
         folder=tmp_path,

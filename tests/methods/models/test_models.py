@@ -48,8 +48,15 @@ def test_sizes_are_the_published_ones(name, classes, options, parameters, tensor
 
 
 SMALLEST = {
-    **{"small_cnn": 28, "resnet9": 28, "resnet9_plain": 28, "lenet": 16, "resnet8": 16},
-    **{"wrn28_2": 8, "mlp": 8, "resnet18_cifar": 32, "resnet18": 32},
+    "small_cnn": 28,
+    "resnet9": 28,
+    "resnet9_plain": 28,
+    "lenet": 16,
+    "resnet8": 16,
+    "wrn28_2": 8,
+    "mlp": 8,
+    "resnet18_cifar": 32,
+    "resnet18": 32,
 }
 """Sides of the smallest images in use."""
 
