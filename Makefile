@@ -52,8 +52,9 @@ bench-table1: $(STAMP) ## run what the tables of a paper still lack, then print 
 		$(if $(METHODS),--methods $(METHODS)) $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data_dir $(DATA_DIR)) $(ARGS)
 
-docs: $(STAMP) ## build the documentation and run its notebooks; open build/docs/index.html in a browser (ARGS="-D nb_execution_mode=off" skips the notebooks)
+docs: $(STAMP) ## build the documentation, run its notebook and check the pages; open build/docs/index.html in a browser (ARGS="-D nb_execution_mode=off" skips the notebook)
 	$(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going $(ARGS) . build/docs
+	$(BIN)/python -m pytest -m site tests/test_docs.py
 
 perf: $(STAMP) ## measure the speed of this machine, idle for 10 minutes, and write build/speed.md (ARGS="--write other.md")
 	@mkdir -p build

@@ -198,10 +198,10 @@ class Run:
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
-    """The fields that affect the numbers, as plain data: the content of ``config.yaml``, and what ``run_id`` hashes."""
+    """The fields that affect the numbers, as a record has them: the content of ``config.yaml``."""
     plain = asdict(config)
     del plain["runtime"]
-    return plain
+    return dict(json.loads(json.dumps(plain)))
 
 
 def run_id(config: RunConfig) -> str:
@@ -227,7 +227,7 @@ def run_id(config: RunConfig) -> str:
 
 def differences(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
     """Where a recorded identity and a resolved configuration are ``apart``: ``option: recorded with ..., now ...``."""
-    found = apart(recorded, json.loads(json.dumps(identity(config))))
+    found = apart(recorded, identity(config))
     return [f"{name}: recorded with {old}, now {new}" for name, (old, new) in found.items()]
 
 

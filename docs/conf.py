@@ -78,6 +78,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 autodoc_use_type_comments = False  # there are none, and looking for them takes long
+viewcode_follow_imported_members = False  # or its list links to a page of Python's own types, which does not exist
 python_use_unqualified_type_names = True
 toc_object_entries_show_parents = "hide"
 

@@ -8,7 +8,7 @@ from benchmark.config import Run, apart, identity
 from benchmark.federation import checkpoint
 from benchmark.runs.code_identity import by_other_code
 from benchmark.runs.folder import RunFolder, digest_of, line_of
-from benchmark.runs.records import READINGS, Record, finite, read_rows
+from benchmark.runs.records import READINGS, Record, read_rows
 from benchmark.runs.states import CHECKPOINT, LAST_STATE, look, other_data
 from datamodules.common.files import write_atomic
 
@@ -38,7 +38,7 @@ def _shorter(run: Run) -> dict[Path, Record]:
     for path in run.folder.parent.glob(f"{run.folder.name.removesuffix(run.id)}*"):
         record = look(path).record if (path / LAST_STATE).exists() else None
         if record and record["rounds"]["total"] < config.rounds and not config.average_last:
-            other = apart(record["config"], finite(identity(config))).keys() - FREE
+            other = apart(record["config"], identity(config)).keys() - FREE
             if not (other or by_other_code(run, record) or other_data(config, record)):
                 found[path] = record
     return found
@@ -55,6 +55,6 @@ def _copy(source: Path, record: Record, run: Run) -> None:
     write_atomic(path / "metrics.jsonl", "".join(map(line_of, rows)))
     begun = {key: value for key, value in record.items() if key not in ("digest", "confusion", "skipped")}
     begun |= {"run_id": run.id, "status": "running", "scale": run.config.scale, **dict.fromkeys(READINGS)}
-    begun |= {"config": finite(identity(run.config)), "rounds": {"done": done, "total": run.config.rounds}}
+    begun |= {"config": identity(run.config), "rounds": {"done": done, "total": run.config.rounds}}
     begun["timing"] = {**record["timing"], "saved_rounds": done}
     write_atomic(path / "record.json", json.dumps(begun, indent=1) + "\n")

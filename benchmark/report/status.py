@@ -160,7 +160,7 @@ def parts(runs: Iterable[Run], states: Mapping[str, str], measured: Sequence[Rec
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(json.dumps({**identity(run.config), "seed": None}, default=str), []).append(run)
+        groups.setdefault(json.dumps({**identity(run.config), "seed": None}), []).append(run)
     found = []
     for key, group in groups.items():
         left = [rounds_left(run, states[run.id]) for run in group]

@@ -102,7 +102,7 @@ class RunFolder:
             "method": config.method.name,
             "dataset": config.data.name,
             "scale": config.scale,
-            "config": finite(identity(config)),
+            "config": identity(config),
             "seeds": {"run": config.seed, "partition": config.data.init_args.get("partition_seed")},
             **{key: before.get(key) for key in FACTS},
             **facts,
