@@ -251,10 +251,10 @@ class Subject:
         rounds_until(federation, 2)
         return federation.server
 
-    def resumed(self, rounds: int) -> Federation:
-        """A new federation that continues the reference run after this many rounds."""
+    def resumed(self, rounds: int, **args: Any) -> Federation:
+        """A new federation that continues the reference run after this many rounds; ``args``: see ``federation``."""
         state = torch.load(io.BytesIO(self.reference.states[rounds]), weights_only=True)
-        federation = self.federation()
+        federation = self.federation(**args)
         federation.load_state_dict(state)
         return federation
 
