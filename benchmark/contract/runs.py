@@ -46,7 +46,7 @@ PSEUDO = ("pseudo/selected", "pseudo/certain")
 OVERFLOW = ("overflow", "server/overflow")
 """Columns with the share of a round's steps that a scaled loss makes skip."""
 NEAR = {"32-true": 0.03, "bf16-mixed": 0.5, "16-mixed": 0.5}
-"""How far a model in a precision may end from the one in float64, relative to how far that one moved.
+"""How far a model in a precision may end from the more exact one, relative to how far that one moved.
 
 Rounding alone accounts for at most 0.0003 in float32. On some processors a pseudo-label at its threshold flips as well,
 which accounts for about 0.01. In bfloat16 more of them flip, which accounts for up to 0.1.
@@ -122,18 +122,20 @@ def check_the_averaged_model_is_the_mean_of_what_the_server_held(subject: Subjec
 
 
 def check_lower_precisions_are_close_to_double(subject: Subject) -> None:
-    """Weights in float32 end near those in float64, and near those in float32 under autocast to lower precisions.
+    """Weights in float32 end near those in float64, and those under autocast near those in float32.
 
-    Near is a share of the distance that those moved (``NEAR``): in float32 in two rounds; in bf16 and (with a scaled
-    loss) float16, which is slow on a CPU, in the second of them.
+    Near is a share of the distance that the more exact ones moved (``NEAR``). Under autocast to bf16 or (with a scaled
+    loss) float16, only the second of two rounds is run, from the weights in float32: float16 is slow on a CPU.
     """
+    run = subject.reference
+    shared = [name for name in subject.make().names("shared") if run.servers[0][name].is_floating_point()]
     for precision, bound in NEAR.items():
-        mixed = int(precision != "32-true")  # the round to begin with
-        start, exact = subject.reference.servers[mixed], subject.reference.servers[2] if mixed else subject.in_double
-        shared = [name for name in subject.make().names("shared") if exact[name].is_floating_point()]
+        other, begin, exact = "32-true", 1, run.servers[2]
+        if precision == "32-true":
+            other, begin, exact = "64-true", 0, subject.in_double
         if not shared or (precision == "16-mixed" and subject.cls.no_loss_scaling):
             continue
-        federation = subject.resumed(mixed, precision=precision)
+        federation = subject.resumed(begin, precision=precision)
         overflow = max(row.get(column, 0.0) for row in rounds_until(federation, 2) for column in OVERFLOW)
         assert overflow <= MOST_OVERFLOW, (
             f"16-mixed skips {overflow:.0%} of a round's steps because a gradient overflows: compute what is steep in "
@@ -141,10 +143,10 @@ def check_lower_precisions_are_close_to_double(subject: Subject) -> None:
         )
         way, off = (
             torch.cat([(one[name].double() - exact[name]).flatten() for name in shared]).norm()
-            for one in (start, federation.server)
+            for one in (run.servers[begin], federation.server)
         )
         assert off <= bound * way, (
-            f"in {precision} the weights end {float(off / way):.3f} of the distance moved from where they should; "
+            f"in {precision} the weights end {float(off / way):.3f} of the distance moved from those in {other}; "
             f"{bound} is allowed"
         )
 
