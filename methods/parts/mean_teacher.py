@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from datamodules.base import SiteData
 from datamodules.partition.roster import Roster
-from methods.base import Batch, FedMethod, Stream
+from methods.base import Batch, FedMethod, LocalWork, Pass, Site, Stream
 from methods.parts.tensors import ema_decay, ema_update, wide
 
 
@@ -26,6 +26,9 @@ class MeanTeacher(FedMethod):
     | initial teacher | initial model | global model at the first selection | as released, after the warm-up |
     | ``ema_ramp``, ``ema_decay`` of the teacher | constant 0.999 | min(1 - 1/(t+1), 0.999) | as released |
     | ``lr``, ``lr_unlabelled`` | 0.03, 0.021 | 0.03, 0.021 | 0.03, 0.021 (ISIC 0.002, 0.001) |
+
+    Args:
+        labelled_epochs: passes over the data of a client with labels; default: ``local_epochs``, as at the others.
     """
 
     teacher_step: Tensor
@@ -41,6 +44,7 @@ class MeanTeacher(FedMethod):
         ema_decay: float = 0.999,
         ema_ramp: bool = True,
         warmup_rounds: int = 7,
+        labelled_epochs: int | None = None,
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
@@ -59,6 +63,12 @@ class MeanTeacher(FedMethod):
     def learning_rate(self) -> float:
         """Return ``lr`` for clients with labels, ``lr_unlabelled`` for the others."""
         return float(self.hparams.lr if self.visit.labelled else self.hparams.lr_unlabelled)
+
+    def local_work(self, client: Site) -> LocalWork:
+        """Pass over the client's data as often as its kind of client does."""
+        h = self.hparams
+        epochs = h.labelled_epochs if self.visit.labelled and h.labelled_epochs else h.local_epochs
+        return [Pass(self.streams(client.data))] * int(epochs)
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
         """Return the streams, during warm-up only the labelled one."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.federation.fit import Fit, OptimizerStates, kept_states
-from federations import few_data, make_federation, sums_of
+from federations import different, few_data, fewest_data, make_federation, sums_of
 from golden_files import close, load
 from methods.base import Visit
 from methods.fed_consist import FedConsist
@@ -78,3 +78,19 @@ def test_a_client_with_all_labels_has_no_teacher_before_the_warmup_ends() -> Non
     federation.method.on_train_start()
     for name, value in federation.method.teacher.state_dict().items():
         assert torch.equal(value, federation.server[f"model.{name}"])
+
+
+def test_clients_with_labels_can_pass_over_their_data_more_often() -> None:
+    """As with so many local epochs in the warm-up, in which no others train; the others keep theirs."""
+    plain, own, all_clients = (
+        make_federation("fed_consist", fewest_data(3, 1), rounds=2, warmup_rounds=1, **epochs)
+        for epochs in ({}, {"labelled_epochs": 3}, {"local_epochs": 3})
+    )
+    for federation in (plain, own, all_clients):
+        federation.run_round(0)
+    assert own.steps == all_clients.steps == 3 * plain.steps
+    assert not different(own.server, all_clients.server)
+    labelled = plain.steps
+    for federation in (plain, own, all_clients):
+        federation.run_round(1)
+    assert own.steps - plain.steps == 4 * labelled < all_clients.steps - plain.steps
