@@ -28,7 +28,7 @@ from benchmark.launch.run import fit as fit_on_disk
 from benchmark.registry import KINDS, is_importable, path_of, register_local
 from benchmark.report import frame
 from benchmark.runs.environment import free_threads
-from benchmark.runs.exported import INPUT, WEIGHTS, Exported, read_exported, read_weights
+from benchmark.runs.exported import LOOK, SIZES, WEIGHTS, Exported, read_exported, read_weights
 from benchmark.runs.loggers import callbacks
 from benchmark.runs.records import read_record, read_rows, readings
 from benchmark.suites.suite import load
@@ -93,7 +93,7 @@ class Result:
         if not self._input:
             data.setup()
             return data
-        for name in INPUT[2:]:
+        for name in LOOK:
             setattr(data, name, self._input[name])
         data.views = data._views()
         return data
@@ -108,7 +108,7 @@ class Result:
         """
         held = self.exported
         weights = read_weights((self.path or Path()) / WEIGHTS) if held is None else held.weights
-        clients, images = (self._input.get(name) or getattr(self.data, name) for name in INPUT[:2])
+        clients, images = (self._input.get(name) or getattr(self.data, name) for name in SIZES)
         with torch.random.fork_rng(devices=[]):  # leaves the caller's random state unchanged
             method = make_method(self.run, self.data, clients, images).to(dtype=self.data.dtype)
         method.load_tensors(weights)
@@ -217,18 +217,13 @@ def load_run(path: str | Path, data_dir: str = "data") -> Result:
         RunError: there is no record, or it is damaged.
         ConfigError: the current code does not know its configuration.
     """
-    if Path(path).is_file():
-        held = read_exported(Path(path))
-        run = _recorded(held.record, data_dir)
-        return Result(run, held.rows, averaged=held.record.get("averaged"), exported=held)
-    record = read_record(Path(path))
-    run = _recorded(record, data_dir)
-    return Result(run, read_rows(Path(path)), path=Path(path), averaged=record.get("averaged"))
-
-
-def _recorded(record: Mapping[str, Any], data_dir: str) -> Run:
-    """Return the run of a record from its resolved configuration; its classes need not be available."""
-    return Run(record["run_id"], from_dict({**record["config"], "runtime": {"data_dir": data_dir}}))
+    path = Path(path)
+    held = read_exported(path) if path.is_file() else None
+    record = held.record if held else read_record(path)
+    rows = held.rows if held else read_rows(path)
+    config = from_dict({**record["config"], "runtime": {"data_dir": data_dir}})
+    run = Run(record["run_id"], config)  # not `Run.of`: its classes need not be available
+    return Result(run, rows, path=None if held else path, averaged=record.get("averaged"), exported=held)
 
 
 def load_runs(results_dir: str | Path = "results") -> pd.DataFrame:

@@ -136,7 +136,7 @@ def _setting(
     beside = [row for other in suite.tables if other.untuned == table.number for row in other.rows]
     untuned = {row.method: _values(known, row, reading) for row in beside if row.dataset == dataset}
     goal = smooth[reference].mean() if reading == "averaged" else lines.loc[reference, "mean"]
-    more: dict[str, dict[str, Any]] = {}
+    more, chosen = dict[str, dict[str, Any]](), suite.choices(plan.scale)
     for row in rows:
         name, runs = row.method, plan.of_row[row.full_name].values()
         found = [(plan.found[key].record, plan.runs[key].folder) for key in runs]
@@ -144,7 +144,7 @@ def _setting(
         line = {"bound": name in bounds, "goal": goal}
         line |= {"last_k_mean": smooth[name].mean(), "last_k_ci95": interval(smooth[name])}
         line["rise"] = pd.Series([late_rise(curve) for _, curve in done], dtype="float64").mean()
-        line |= {**_spent(done, goal), "tuned": _tuned(suite, plan, row)}
+        line |= {**_spent(done, goal), "tuned": _tuned(chosen.get(row.full_name, {}))}
         if name in controls:
             line |= paired(scores[name], scores[controls[name]], "over_control")
         if name in untuned:
@@ -209,8 +209,7 @@ def _spent(done: Sequence[tuple[Record, pd.DataFrame]], goal: float) -> dict[str
     return {"reached": len(costs), **typical, "client_state_bytes": kept}
 
 
-def _tuned(suite: Suite, plan: Plan, row: Row) -> str:
-    """The options that tuning has chosen for a row, such as ``lr 0.03``."""
-    entry = suite.choices(plan.scale).get(row.full_name, {})
+def _tuned(entry: Mapping[str, Any]) -> str:
+    """The options of an entry of ``Suite.choices``, such as ``lr 0.03``."""
     chosen = [f"{name.partition('.')[2]} {value:g}" for name, value in entry.get("options", {}).items()]
     return ", ".join([*chosen, *([] if entry.get("interior", True) else ["not interior"])])

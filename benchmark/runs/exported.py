@@ -16,7 +16,8 @@ from datamodules.common.files import replacing
 
 FORMAT = "fssl-bench model 1"
 WEIGHTS = "weights.pt"
-INPUT = ("num_clients", "num_images", "num_classes", "class_names", "image_size", "feature_dim", "mean", "std")
+SIZES = ("num_clients", "num_images")
+LOOK = ("num_classes", "class_names", "image_size", "feature_dim", "mean", "std")
 """What the method and the views of a data set depend on, beside options; a data module knows it once it is set up."""
 
 
@@ -28,7 +29,7 @@ class Exported:
         record: the run's.
         rows: of its evaluated rounds.
         weights: the global model of its last round, by the names of the method's tensors.
-        input: see ``INPUT``; empty in files of earlier versions.
+        input: ``SIZES`` and ``LOOK``; empty in files of earlier versions.
     """
 
     record: Mapping[str, Any]
@@ -56,7 +57,7 @@ def export(run: Run, file: Path) -> None:
     held = {"format": FORMAT, "record": record, "rows": read_rows(path), "weights": read_weights(path / WEIGHTS)}
     data = make_data(run)
     data.setup()
-    held["input"] = {name: getattr(data, name) for name in INPUT}
+    held["input"] = {name: getattr(data, name) for name in (*SIZES, *LOOK)}
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as stream:
         torch.save(held, stream)
