@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
 from benchmark.federation import REVISION
 from benchmark.registry import KINDS, find_class, own_names, path_of
-from federations import contract_federation, few_in
+from federations import contract_federation, few_in, rounds_until
 from methods import ablations
 from methods.base import FedMethod
 
@@ -53,7 +53,7 @@ def numbers(name: str, data: dict[str, Any] | None = None, **args: Any) -> list[
     torch.set_num_threads(1)
     try:
         federation = contract_federation(name, few_in(**data) if data else None, precision="64-true", **args)
-        rows: list[dict[str, Any]] = [federation.run_round(number) or {} for number in range(federation.rounds)]
+        rows = rounds_until(federation, federation.rounds)
     finally:
         torch.set_num_threads(threads)
     found = [float(row[key]) for row in rows for key in ("loss", "acc") if row.get(key) is not None]
