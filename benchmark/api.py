@@ -90,11 +90,12 @@ class Result:
         """
         data = make_data(self.run)
         data.place(torch.device("cpu"), torch.float64 if self.config.precision == "64-true" else torch.float32)
-        if not self._input:
+        known = self.exported.input if self.exported else {}
+        if not known:
             data.setup()
             return data
         for name in LOOK:
-            setattr(data, name, self._input[name])
+            setattr(data, name, known[name])
         data.views = data._views()
         return data
 
@@ -107,16 +108,12 @@ class Result:
             DataError: see ``data``.
         """
         held = self.exported
-        weights = read_weights((self.path or Path()) / WEIGHTS) if held is None else held.weights
-        clients, images = (self._input.get(name) or getattr(self.data, name) for name in SIZES)
+        weights = held.weights if held else read_weights((self.path or Path()) / WEIGHTS)
+        clients, images = (held.input[name] if held and held.input else getattr(self.data, name) for name in SIZES)
         with torch.random.fork_rng(devices=[]):  # leaves the caller's random state unchanged
             method = make_method(self.run, self.data, clients, images).to(dtype=self.data.dtype)
         method.load_tensors(weights)
         return method.eval()
-
-    @property
-    def _input(self) -> Mapping[str, Any]:
-        return self.exported.input if self.exported is not None else {}
 
     @property
     def class_names(self) -> tuple[str, ...]:

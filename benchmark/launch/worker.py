@@ -27,7 +27,6 @@ from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, DataError, RunError, Stopped, safe_str
 from datamodules.common.memory import available_bytes
 
-MOST_LISTED = 10_000  # clients
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
@@ -135,7 +134,7 @@ def _make_federation(fabric: Fabric, run: Run, files: RunFolder, recorder: Recor
     return federation
 
 
-def data_provenance(data: FSSLDataModule, most_listed: int = MOST_LISTED) -> Mapping[str, Any]:
+def data_provenance(data: FSSLDataModule, most_listed: int = 10_000) -> Mapping[str, Any]:
     """What a record says about the data.
 
     These are hashes of the files and of the partition, class counts of each client and of the server, the number of

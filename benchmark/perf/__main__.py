@@ -19,7 +19,6 @@ from datamodules.common.errors import ConfigError
 from datamodules.common.files import write_atomic
 
 SECTIONS = {"epochs": epochs.section, "rounds": rounds.rounds, "growth": rounds.growth}
-NO_GPU = 2
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -44,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if name == "gpu":
             if not given.trial and not torch.cuda.is_available():
                 print("gpu: this machine has no GPU that torch can use; --trial runs the same code on the CPU")
-                return NO_GPU
+                return 2
             tables += [gpu.PARTS[part](methods, given.trial) for part in given.parts]
         elif name in SECTIONS:
             tables += [SECTIONS[name](method) for method in methods]
