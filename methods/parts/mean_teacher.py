@@ -66,9 +66,8 @@ class MeanTeacher(FedMethod):
 
     def local_work(self, client: Site) -> LocalWork:
         """Pass over the client's data as often as its kind of client does."""
-        h = self.hparams
-        epochs = h.labelled_epochs if self.visit.labelled and h.labelled_epochs else h.local_epochs
-        return [Pass(self.streams(client.data))] * int(epochs)
+        own = self.hparams.labelled_epochs if self.visit.labelled else None
+        return [Pass(self.streams(client.data))] * int(self.hparams.local_epochs if own is None else own)
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
         """Return the streams, during warm-up only the labelled one."""
