@@ -18,7 +18,7 @@ FORMAT = "fssl-bench model 1"
 WEIGHTS = "weights.pt"
 SIZES = ("num_clients", "num_images")
 LOOK = ("num_classes", "class_names", "image_size", "feature_dim", "mean", "std")
-"""What the method and the views of a data set depend on, beside options; a data module knows it once it is set up."""
+"""Both: what the method and the views of a data set depend on, beside options; a module that is set up knows it."""
 
 
 @dataclass(frozen=True)
