@@ -90,12 +90,11 @@ class Result:
         """
         data = make_data(self.run)
         data.place(torch.device("cpu"), torch.float64 if self.config.precision == "64-true" else torch.float32)
-        known = self.exported.input if self.exported else {}
-        if not known:
+        if not (self.exported and self.exported.input):
             data.setup()
             return data
         for name in LOOK:
-            setattr(data, name, known[name])
+            setattr(data, name, self.exported.input[name])
         data.views = data._views()
         return data
 
@@ -109,7 +108,8 @@ class Result:
         """
         held = self.exported
         weights = held.weights if held else read_weights((self.path or Path()) / WEIGHTS)
-        clients, images = (held.input[name] if held and held.input else getattr(self.data, name) for name in SIZES)
+        known = held.input if held else {}
+        clients, images = (known.get(name) or getattr(self.data, name) for name in SIZES)
         with torch.random.fork_rng(devices=[]):  # leaves the caller's random state unchanged
             method = make_method(self.run, self.data, clients, images).to(dtype=self.data.dtype)
         method.load_tensors(weights)

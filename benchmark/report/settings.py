@@ -136,7 +136,8 @@ def _setting(
     beside = [row for other in suite.tables if other.untuned == table.number for row in other.rows]
     untuned = {row.method: _values(known, row, reading) for row in beside if row.dataset == dataset}
     goal = smooth[reference].mean() if reading == "averaged" else lines.loc[reference, "mean"]
-    more, chosen = dict[str, dict[str, Any]](), suite.choices(plan.scale)
+    chosen = suite.choices(plan.scale)
+    more: dict[str, dict[str, Any]] = {}
     for row in rows:
         name, runs = row.method, plan.of_row[row.full_name].values()
         found = [(plan.found[key].record, plan.runs[key].folder) for key in runs]

@@ -18,7 +18,7 @@ FORMAT = "fssl-bench model 1"
 WEIGHTS = "weights.pt"
 SIZES = ("num_clients", "num_images")
 LOOK = ("num_classes", "class_names", "image_size", "feature_dim", "mean", "std")
-"""Both: what the method and the views of a data set depend on, beside options; a module that is set up knows it."""
+"""What the method and the views depend on beside options: sizes, and how images look; known once data are set up."""
 
 
 @dataclass(frozen=True)
