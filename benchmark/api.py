@@ -20,7 +20,7 @@ from lightning import Fabric
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from benchmark.config import Run, RunConfig, Runtime, from_dict, with_pipeline
-from benchmark.federation.assembly import assemble, make, make_data, make_method
+from benchmark.federation.assembly import assemble, make, make_method
 from benchmark.federation.loop import Federation
 from benchmark.federation.metrics import scores
 from benchmark.federation.scaling import fabric_precision
@@ -88,7 +88,7 @@ class Result:
         Raises:
             DataError: the data are missing.
         """
-        data = make_data(self.run)
+        data = self.run.make_data()
         data.place(torch.device("cpu"), torch.float64 if self.config.precision == "64-true" else torch.float32)
         if not (self.exported and self.exported.input):
             data.setup()

@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from benchmark.registry import (
     KINDS,
     ClassSpec,
+    build,
     converted,
     find_class,
     imported,
@@ -26,6 +27,9 @@ from benchmark.registry import (
 from datamodules.common.errors import ConfigError, one_line
 from datamodules.common.precision import check_precision
 from datamodules.common.yaml import dump_yaml
+
+if TYPE_CHECKING:
+    from datamodules.base import FSSLDataModule
 
 Scale = Literal["quick", "board", "laptop", "small", "lite", "paper", "custom"]
 Reading = Literal["best", "last", "last_k_mean", "averaged"]
@@ -195,6 +199,13 @@ class Run:
         """The class that ``method`` or ``data`` names."""
         spec: ClassSpec = getattr(self.config, slot)
         return find_class(spec.class_path, KINDS[slot])
+
+    def make_data(self) -> "FSSLDataModule":
+        """The data module, not yet set up."""
+        made: FSSLDataModule = build(
+            self.config.data, "data", data_dir=self.config.runtime.data_dir, run_seed=self.config.seed
+        )
+        return made
 
 
 def identity(config: RunConfig) -> dict[str, Any]:

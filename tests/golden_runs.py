@@ -18,8 +18,8 @@ import torch
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmark.federation import REVISION
 from benchmark.registry import KINDS, find_class, own_names, path_of
+from benchmark.runs.code_identity import REVISION
 from federations import contract_federation, few_in, rounds_until
 from methods import ablations
 from methods.base import FedMethod

@@ -17,7 +17,7 @@ ROOMS = {
     "registry": (),
     "config": ("registry",),
     "federation": BASE,
-    "runs": (*BASE, "federation"),
+    "runs": ("config",),
     "suites": ("config", "runs"),
     "contract": ("registry", "federation"),
     "launch": RUNS,

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmark.board import tune
 from benchmark.config import Run, differences
-from benchmark.federation.assembly import make_data, sees_hidden_labels
+from benchmark.federation.assembly import sees_hidden_labels
 from benchmark.runs.records import Record, code_versions, read_record
 from benchmark.suites.plan import Row
 from benchmark.suites.suite import Place, Suite, places, places_of
@@ -102,7 +102,7 @@ class Checker:
         key = json.dumps([data.class_path, data.init_args, seed], sort_keys=True)
         if key not in self._partitions:
             here = run.replace(runtime=replace(run.config.runtime, data_dir=self.data_dir))
-            drawn = make_data(here)
+            drawn = here.make_data()
             drawn.setup()
             self._partitions[key] = drawn.partition.hash
         if record["partition_hash"] == self._partitions[key]:

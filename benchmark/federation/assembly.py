@@ -27,13 +27,6 @@ from methods.parts.visits import PlannedRounds
 ONE_IMAGE = "Expected more than 1 value per channel when training"  # what PyTorch's batch norm says
 
 
-def make_data(run: Run) -> FSSLDataModule:
-    """The run's data module, not yet set up."""
-    config = run.config
-    data: FSSLDataModule = build(config.data, "data", data_dir=config.runtime.data_dir, run_seed=config.seed)
-    return data
-
-
 def make(run: Run, device: torch.device) -> tuple[Any, FSSLDataModule]:
     """The method with a freshly initialised network, and the data module, both on ``device``.
 
@@ -45,7 +38,7 @@ def make(run: Run, device: torch.device) -> tuple[Any, FSSLDataModule]:
         DataError: the data are missing, or the partition cannot be made.
     """
     dtype = torch.float64 if run.config.precision == "64-true" else torch.float32
-    data, devices = make_data(run), run.config.runtime.devices
+    data, devices = run.make_data(), run.config.runtime.devices
     data.place(device, dtype, devices if device.type == "cpu" and isinstance(devices, int) else 1)
     data.setup()
     return make_method(run, data, data.num_clients, data.num_images).to(device=device, dtype=dtype), data

@@ -39,7 +39,7 @@ def _shorter(run: Run) -> dict[Path, Record]:
         record = look(path).record if (path / LAST_STATE).exists() else None
         if record and record["rounds"]["total"] < config.rounds and not config.average_last:
             other = apart(record["config"], identity(config)).keys() - FREE
-            if not (other or by_other_code(run, record) or other_data(config, record)):
+            if not (other or by_other_code(run, record) or other_data(run, record)):
                 found[path] = record
     return found
 

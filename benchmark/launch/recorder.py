@@ -117,7 +117,7 @@ def is_complete(run: Run) -> bool:
         raise ConfigError(f"{path}: {'; '.join(changed)}. Delete the folder to run it again")
     if record["status"] != "complete":
         return False
-    if other := other_data(config, record):
+    if other := other_data(run, record):
         raise ConfigError(f"{other} has changed since {path} was made; delete that folder to run it again")
     if by_other_code(run, record):
         other = (

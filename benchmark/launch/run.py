@@ -16,7 +16,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing.spawn import ProcessException
 
 from benchmark.config import Run
-from benchmark.federation.assembly import check_values, make_data
+from benchmark.federation.assembly import check_values
 from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.continuing import go_on
 from benchmark.launch.launchers import is_one_of_several, slurm_tasks, torchrun
@@ -70,7 +70,7 @@ def _carry_out(run: Run) -> None:
     run, spawned = _launchable(run)
     fabric = _fabric(run, spawned)
     if spawned and run.config.runtime.accelerator == "cpu":  # fail early if data are missing
-        make_data(run).prepare_data()
+        run.make_data().prepare_data()
     _launch(fabric, run, spawned)
     if spawned and state(run.folder) != "complete":
         raise RunError(f"{run.folder}: its processes ended without an error, but the run is not complete; run it again")

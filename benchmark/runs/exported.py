@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from benchmark.config import Run
-from benchmark.federation.assembly import make_data
 from benchmark.runs.records import read_record, read_rows, validate
 from datamodules.common.errors import RunError, one_line
 from datamodules.common.files import replacing
@@ -55,7 +54,7 @@ def export(run: Run, file: Path) -> None:
     if record["status"] != "complete":
         raise RunError(f"{path}: the run is not complete; only complete runs can be exported")
     held = {"format": FORMAT, "record": record, "rows": read_rows(path), "weights": read_weights(path / WEIGHTS)}
-    data = make_data(run)
+    data = run.make_data()
     data.setup()
     held["input"] = {name: getattr(data, name) for name in (*SIZES, *LOOK)}
     file.parent.mkdir(parents=True, exist_ok=True)

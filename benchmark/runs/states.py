@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmark.config import Run, RunConfig, differences
-from benchmark.registry import KINDS, build, find_class
+from benchmark.config import Run, differences
 from benchmark.runs.lock import alive_elsewhere, locked
 from benchmark.runs.records import Record, read_record
 from datamodules.common.errors import BenchError, RunError
@@ -66,28 +65,28 @@ def state_of(run: Run, known: Digests | None = None) -> RunState:
     found = look(run.folder)
     if found.record is None:
         return found
-    outdated = differences(found.record["config"], run.config) or other_data(run.config, found.record, known)
+    outdated = differences(found.record["config"], run.config) or other_data(run, found.record, known)
     return RunState("outdated") if outdated else found
 
 
-def other_data(config: RunConfig, record: Record, known: Digests | None = None) -> str:
+def other_data(run: Run, record: Record, known: Digests | None = None) -> str:
     """Name a file or folder of a run's data that is not the one of its record; empty if there is none.
 
     Compared are what the options name (``FSSLDataModule.digests``) and the decoded data set in the data directory.
     What is not here differs from nothing.
 
     Args:
-        config: what the run is asked to be.
+        run: what is asked for.
         record: what it was.
         known: what this has found of other runs, and finds, so that many runs read a data set once.
     """
-    known = {} if known is None else known
+    known, config = {} if known is None else known, run.config
     recorded: Mapping[str, str] = record["data_sha256"] or {}
     decoded = [name for name in recorded if name.removesuffix(".npz").partition("-")[0] == config.data.name]
     found: dict[str, str] = {}
     for name in decoded:
         found |= _digest(Path(config.runtime.data_dir, name), known)
-    found |= _named_digests(config, known)
+    found |= _named_digests(run, known)
     if split := config.data.init_args.get("partition_file"):
         found |= _digest(Path(split), known)
     return next((name for name, digest in found.items() if recorded.get(name, digest) != digest), "")
@@ -104,15 +103,15 @@ def _digest(file: Path, known: Digests) -> Mapping[str, str]:
     return known[str(file)]
 
 
-def _named_digests(config: RunConfig, known: Digests) -> Mapping[str, str]:
+def _named_digests(run: Run, known: Digests) -> Mapping[str, str]:
     """Those of the files that the options name; none if they are not here."""
-    data, folder = config.data, config.runtime.data_dir
+    data, folder = run.config.data, run.config.runtime.data_dir
     try:
-        own = inspect.signature(find_class(data.class_path, KINDS["data"])).parameters  # not those of how it is split
+        own = inspect.signature(run.class_of("data")).parameters  # not those of how it is split
         key = json.dumps([data.class_path, folder, {k: v for k, v in data.init_args.items() if k in own}], default=str)
         if key not in known:
             known[key] = {}
-            known[key] = build(data, "data", data_dir=folder, run_seed=config.seed).digests()
+            known[key] = run.make_data().digests()
     except (BenchError, OSError):
         return {}
     return known[key]

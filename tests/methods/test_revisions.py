@@ -12,6 +12,6 @@ def test_numbers_move_only_with_a_new_revision(name):
     assert entry is not None, f"{name} is new: {again}"
     assert entry["revision"] == revision(name), f"{name} has a new revision: {again}"
     assert equal(numbers(name), entry["numbers"]), (
-        f"the numbers of {name} have moved: if they should, raise its `revision`, or `benchmark.federation.REVISION` "
-        f"where the framework moved them; {again}"
+        f"the numbers of {name} have moved: if they should, raise its `revision`, or "
+        f"`benchmark.runs.code_identity.REVISION` where the framework moved them; {again}"
     )

@@ -5,9 +5,8 @@ import subprocess
 import pytest
 
 from benchmark.config import Run, from_dict
-from benchmark.federation import REVISION
 from benchmark.runs import code_identity
-from benchmark.runs.code_identity import by_other_code, by_other_revision, revision
+from benchmark.runs.code_identity import REVISION, by_other_code, by_other_revision, revision
 from methods.fedavg import FedAvg
 
 VALUES = {"method": "fedavg", "data": "digits", "model": "mlp"}
