@@ -1,12 +1,10 @@
 """README and docs do what they say: examples run, commands parse, options exist."""
 
-import importlib
 import inspect
 import re
 import runpy
 import shlex
 import subprocess
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +165,8 @@ def test_rounds_behind_a_suite(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 def test_a_data_set_of_your_own(here: Path) -> None:
-    """The page's class is described, trained on, and changed as a check would."""
-    code, change = [block for block in python_blocks("docs/data.md") if "MyData(" in block]
+    """The page's class is described and trained on."""
+    (code,) = [block for block in python_blocks("docs/data.md") if "class MyData" in block]
     (here / "my_data.py").write_text(code)
     rng = np.random.default_rng(0)
     arrays = {f"x_{part}": rng.integers(0, 256, (n, 32, 32, 3), np.uint8) for part, n in (("train", 400), ("test", 50))}
@@ -178,8 +176,6 @@ def test_a_data_set_of_your_own(here: Path) -> None:
     assert cli.main(["describe", *own]) == 0
     fit(*own)
     assert list(read_record(folder_below(here))["data_sha256"]) == ["my_data.npz"]
-    found = executed(change, MyData=partial(importlib.import_module("my_data").MyData, str(here)))
-    assert np.array_equal(found["data"].test_images.numpy(), 255 - arrays["x_test"])
 
 
 def test_the_readme_says_what_the_board_resolves() -> None:
