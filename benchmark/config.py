@@ -13,17 +13,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from benchmark.registry import (
-    KINDS,
-    ClassSpec,
-    build,
-    converted,
-    find_class,
-    imported,
-    known_names,
-    path_of,
-    resolved,
-)
+from benchmark.registry import KINDS, ClassSpec, build, converted, find_class, imported, known_names, path_of, resolved
 from datamodules.common.errors import ConfigError, one_line
 from datamodules.common.precision import check_precision
 from datamodules.common.yaml import dump_yaml
@@ -202,9 +192,8 @@ class Run:
 
     def make_data(self) -> "FSSLDataModule":
         """The data module, not yet set up."""
-        made: FSSLDataModule = build(
-            self.config.data, "data", data_dir=self.config.runtime.data_dir, run_seed=self.config.seed
-        )
+        config = self.config
+        made: FSSLDataModule = build(config.data, "data", data_dir=config.runtime.data_dir, run_seed=config.seed)
         return made
 
 

@@ -80,7 +80,8 @@ def other_data(run: Run, record: Record, known: Digests | None = None) -> str:
         record: what it was.
         known: what this has found of other runs, and finds, so that many runs read a data set once.
     """
-    known, config = {} if known is None else known, run.config
+    config = run.config
+    known = {} if known is None else known
     recorded: Mapping[str, str] = record["data_sha256"] or {}
     decoded = [name for name in recorded if name.removesuffix(".npz").partition("-")[0] == config.data.name]
     found: dict[str, str] = {}
