@@ -1,8 +1,8 @@
 """Which code made a run: the version of the checkout, and the revision of its numbers.
 
-Revisions are raised by hand when numbers change (``FedMethod.revision``, ``REVISION``). A test
-that repeats a small run of every method says when that is due. Nobody raises a revision for classes from outside this
-repository, so the digest of their source is recorded beside it.
+Revisions are raised by hand when numbers change (``FedMethod.revision``, ``REVISION``). A test that repeats a small run
+of every method says when that is due. Nobody raises a revision for classes from outside this repository, so the digest
+of their source is recorded beside it.
 """
 
 import hashlib
