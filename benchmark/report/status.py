@@ -12,22 +12,13 @@ from tabulate import tabulate
 
 from benchmark.config import Run, apart, identity
 from benchmark.report.formats import number
+from benchmark.report.frame import LACKS
 from benchmark.runs.console import duration, printable
 from benchmark.runs.environment import gpu_name, machine
 from benchmark.runs.records import READING, Record, read_record, read_rows, readings
 from benchmark.runs.states import saved_rounds
 from benchmark.suites.plan import Plan
 from datamodules.common.errors import BenchError, RunError
-
-NAMES = {
-    "complete": "DONE",
-    "running": "RUNNING",
-    "stale": "STALE",
-    "failed": "FAILED",
-    "damaged": "DAMAGED",
-    "outdated": "OUTDATED",
-    "missing": "MISSING",
-}
 
 
 def show(plan: Plan, every_run: bool = False) -> None:
@@ -71,16 +62,15 @@ def _runs(plan: Plan, runs: pd.DataFrame, acc: str) -> str:
     for key, one in runs.iterrows():
         run = plan.runs[str(key)]
         rounds, cells = f"{one['done']}/{run.config.rounds}", ", ".join(dict.fromkeys(run.cells))
-        state, score = NAMES[one["state"]], number(one["accuracy"])
-        body.append([state, run.folder.name, str(run.config.seed), rounds, score, cells])
+        body.append([one["state"], run.folder.name, str(run.config.seed), rounds, number(one["accuracy"]), cells])
     heads = ["state", "run", "seed", "rounds", acc, "cells"]
     return str(tabulate(body, heads, tablefmt="plain", disable_numparse=True))
 
 
 def _counts(states: Iterable[str]) -> str:
-    """Count the states, e.g. ``3 DONE, 2 MISSING``."""
+    """Count the states, e.g. ``3 complete, 2 missing``."""
     found = list(states)
-    return ", ".join(f"{found.count(state)} {name}" for state, name in NAMES.items() if state in found)
+    return ", ".join(f"{found.count(state)} {state}" for state in ("complete", *LACKS) if state in found)
 
 
 def _progress(run: Run, state: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 import traceback
@@ -24,6 +25,8 @@ from benchmark.runs.states import CHECKPOINTS
 from datamodules.common.errors import RunError
 from datamodules.common.files import named, regular, write_atomic
 from datamodules.common.yaml import dump_yaml
+
+OUTER_FOLDERS = re.compile(r'(?<=  File ").*[/\\](?=[^/\\"]+[/\\][^/\\"]+")')  # of a traceback's files
 
 
 class RunFolder:
@@ -240,7 +243,7 @@ class RunFolder:
         self._finished = True
 
     def fail(self, error: BaseException, run: Run | None = None) -> None:
-        """Store the traceback in the record; ``run`` opens the record if the failure came first.
+        """Store the traceback in the record, without local folders; ``run`` opens the record if the failure came first.
 
         A record that ``finish`` has written stays complete, since nothing of the run is missing.
         If nothing can be written (full disk, read-only folder), the record stays unchanged: the caller has a more
@@ -253,8 +256,8 @@ class RunFolder:
             if not self.record and run is not None:
                 self.open(run, {})
             if self.record:
-                told = "".join(traceback.format_exception(error)).encode(errors="backslashreplace").decode()
-                self.record |= {"status": "failed", "error": told}
+                told = OUTER_FOLDERS.sub("", "".join(traceback.format_exception(error)))
+                self.record |= {"status": "failed", "error": told.encode(errors="backslashreplace").decode()}
                 self._write()
 
     def _write(self) -> None:

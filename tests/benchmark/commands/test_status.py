@@ -14,6 +14,6 @@ def test_status(here, fitted, capsys):
     assert main(["status", "--paper", "toy.yaml", "--seeds", "666,1,5", "--runs"]) == 0
     runs = capsys.readouterr().out
     for out in (rows, runs):
-        assert "2 DONE, 2 FAILED, 2 MISSING" in out
+        assert "2 complete, 2 failed, 2 missing" in out
         assert "1/A/low" in out and "51.00" in out and "ZeroDivisionError: seed 666" in out
-    assert rows.count("1 DONE, 1 FAILED, 1 MISSING") == 3 and record["run_id"] in runs
+    assert rows.count("1 complete, 1 failed, 1 missing") == 3 and record["run_id"] in runs

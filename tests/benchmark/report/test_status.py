@@ -57,12 +57,12 @@ def test_a_row_has_one_line_and_runs_that_have_begun_one_more_each(tmp_path, sai
     head, *lines = said(*seeds, elsewhere, every_run=False)
     assert head.split() == ["row", "seeds", "acc", "(best)"]
     assert [line.split() for line in lines[:2]] == [
-        ["4/A/low", "2", "DONE,", "1", "STALE,", "1", "MISSING", "60.00"],
-        ["5/A/low", "1", "DONE", "60.00"],
+        ["4/A/low", "2", "complete,", "1", "stale,", "1", "missing", "60.00"],
+        ["5/A/low", "1", "complete", "60.00"],
     ]
     assert lines[2].split()[:3] == ["state", "run", "seed"]
-    assert lines[3].split()[:5] == ["STALE", seeds[1].folder.name, "2", "2/4", "60.00"]
-    assert lines[4:6] == ["3 DONE, 1 STALE, 1 MISSING", "5 runs, 20 rounds; 8 rounds are left"]
+    assert lines[3].split()[:5] == ["stale", seeds[1].folder.name, "2", "2/4", "60.00"]
+    assert lines[4:6] == ["3 complete, 1 stale, 1 missing", "5 runs, 20 rounds; 8 rounds are left"]
 
 
 def test_the_accuracy_is_the_reading_that_tables_report_and_is_named(tmp_path, said):
@@ -70,8 +70,8 @@ def test_the_accuracy_is_the_reading_that_tables_report_and_is_named(tmp_path, s
     one = planned(tmp_path, report="last_k_mean")
     completed(one, *ACCURACY)
     head, line, counts, totals = said(one)
-    assert "acc (last_k_mean)" in head and line.split()[:5] == ["DONE", one.folder.name, "1", "4/4", "40.00"]
-    assert (counts, totals) == ("1 DONE", "1 run, 4 rounds; 0 rounds are left")
+    assert "acc (last_k_mean)" in head and line.split()[:5] == ["complete", one.folder.name, "1", "4/4", "40.00"]
+    assert (counts, totals) == ("1 complete", "1 run, 4 rounds; 0 rounds are left")
     one, half = (planned(tmp_path, report="averaged", seed=seed, average_last=2) for seed in (1, 2))
     completed(one, *ACCURACY, averaged={"rounds": 2, "acc": 71.0})
     begun(half, 3)

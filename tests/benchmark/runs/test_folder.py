@@ -136,7 +136,7 @@ def test_the_record_is_not_written_at_every_row(tmp_path):
     assert record["rounds"]["done"] == 3 and record["status"] == "running"
 
 
-def test_a_failure_keeps_its_traceback(tmp_path):
+def test_a_failure_keeps_its_traceback_without_local_folders(tmp_path):
     folder = opened(tmp_path)
     folder.append(row(0))
     with pytest.raises(ZeroDivisionError) as error:
@@ -145,6 +145,7 @@ def test_a_failure_keeps_its_traceback(tmp_path):
     record = read_record(tmp_path)
     assert record["status"] == "failed" and record["rounds"]["done"] == 1
     assert "test_a_failure_keeps_its_traceback" in record["error"] and "by zero" in record["error"]
+    assert '  File "runs/test_folder.py", line' in record["error"]
     opened(tmp_path)
     assert read_record(tmp_path)["status"] == "running" and read_record(tmp_path)["error"] is None
 
