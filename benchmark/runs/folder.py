@@ -243,7 +243,9 @@ class RunFolder:
         self._finished = True
 
     def fail(self, error: BaseException, run: Run | None = None) -> None:
-        """Store the traceback in the record, without local folders; ``run`` opens the record if the failure came first.
+        """Store the traceback in the record; ``run`` opens the record if the failure came first.
+
+        Of its files only the innermost folder is told, because records are shared. The message is kept as it is.
 
         A record that ``finish`` has written stays complete, since nothing of the run is missing.
         If nothing can be written (full disk, read-only folder), the record stays unchanged: the caller has a more
