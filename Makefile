@@ -65,5 +65,5 @@ perf-gpu: ## check and time the engines on a GPU, with the existing .venv or PYT
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmark.perf gpu:$(subst $(COMMA),:,$(or $(METHODS),fedavg)) --write build/speed-gpu.md $(ARGS)
 
 clean: ## remove caches and build products; keep .venv, data and results
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build *.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +

@@ -4,7 +4,7 @@ It runs only bounds, with separate seeds and the rates of their papers. Methods 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isnan, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -31,33 +31,16 @@ PREMISE = 3.0
 """Minimum gain from unlabelled data in centralised training, in points."""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A setting to be admitted.
-
-    Args:
-        name: ``table/dataset``.
-        reference: label of the reference.
-        bound: label of the bound that uses all labels.
-        supervised: label of the central row that trains on labelled data only.
-        semi_supervised: label of the central row that also uses the unlabelled data.
-        runs: runs needed for admission by these four labels, one per seed.
-    """
-
-    name: str
-    reference: str
-    bound: str
-    supervised: str
-    semi_supervised: str
-    runs: Mapping[str, Sequence[Run]]
-
-
-def candidates(suite: Suite, scale: str, runtime: Runtime) -> list[Candidate]:
-    """Return the settings of a scale: its tables with a reference, on each of their data sets.
+def candidates(suite: Suite, scale: str, runtime: Runtime) -> dict[str, dict[str, list[Run]]]:
+    """The settings of a scale, ``table/dataset``: its tables with a reference, on each of their data sets.
 
     The scale's entry ``admission`` gives the ``seeds`` and, under ``central``, two ``labels`` (supervised and
     semi-supervised) and the layers of options that put all data in one place. The first of a table's bounds is the one
     that uses all labels.
+
+    Returns:
+        By setting and label, the runs needed for admission, one per seed: of the reference, the bound, and the
+        supervised and the semi-supervised central row, in this order.
 
     Raises:
         ConfigError: the scale has no such entry, a table with a reference has no bound, or its reference or bound is a
@@ -66,9 +49,8 @@ def candidates(suite: Suite, scale: str, runtime: Runtime) -> list[Candidate]:
     spec = suite.scale(scale).admission
     if spec is None:
         raise ConfigError(f"{suite.where}: scale {scale} has no entry `admission`, so there is nothing to admit")
-    supervised, semi_supervised = spec.central.labels
     own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
-    found = []
+    found = {}
     for table in filter(lambda table: table.reference, suite.tables):
         if not table.bounds:
             raise ConfigError(f"{suite.where}, table {table.number}: admission needs a row under `bounds`")
@@ -89,7 +71,7 @@ def candidates(suite: Suite, scale: str, runtime: Runtime) -> list[Candidate]:
             for label, of_label in values.items():
                 first = Run.of(from_dict(of_label), f"admit {name}/{label}")
                 runs[label] = [first.replace(seed=seed, runtime=own) for seed in spec.seeds]
-            found.append(Candidate(name, reference, bound, supervised, semi_supervised, runs))
+            found[name] = runs
     return found
 
 
@@ -107,7 +89,7 @@ def admit(suite: Suite, scale: str, runtime: Runtime, jobs: int) -> dict[str, An
     suite.check_writable("verdicts", "admit")
     suite.admitted.own(scale)  # so that it is not found damaged when the runs are over
     asked = candidates(suite, scale, runtime)
-    every = {run.id: run for one in asked for runs in one.runs.values() for run in runs}
+    every = {run.id: run for one in asked.values() for runs in one.values() for run in runs}
     missing = [run for run in every.values() if not is_done(run)]
     if missing:
         pool.run_all(missing, jobs)
@@ -115,16 +97,16 @@ def admit(suite: Suite, scale: str, runtime: Runtime, jobs: int) -> dict[str, An
     if without:
         named = ", ".join(f"{run.cells[0]}, seed {run.config.seed} ({run.folder})" for run in without[:3])
         raise RunError(f"{len(without)} runs without a result: {named}. Fix what failed and run admit again")
-    made = {one.name: judged(one, suite.reading(scale)) for one in asked}
+    made = {name: judged(runs, suite.reading(scale)) for name, runs in asked.items()}
     suite.admitted.add(scale, made)
     return made
 
 
-def judged(one: Candidate, report: str) -> dict[str, Any]:
+def judged(runs: Mapping[str, Sequence[Run]], report: str) -> dict[str, Any]:
     """Compute the figures of a setting with complete runs, in points, and whether it is admitted.
 
     Args:
-        one: the setting.
+        runs: by label, as ``candidates`` gives them.
         report: the reading compared by its suite.
 
     Returns:
@@ -132,15 +114,14 @@ def judged(one: Candidate, report: str) -> dict[str, Any]:
         (semi-supervised minus supervised) and ``rise`` of reference and bound over the last quarter of the rounds;
         standard errors of the first two; ``seeds``, ``rounds``, ``code`` and ``hardware``.
     """
-    folders = {label: [run.folder for run in runs] for label, runs in one.runs.items()}
+    reference, bound, supervised, semi_supervised = runs
+    folders = {label: [run.folder for run in own] for label, own in runs.items()}
     records: dict[str, list[Record]] = {label: [read_record(path) for path in own] for label, own in folders.items()}
     scores = {label: [record[READING[report]]["acc"] for record in own] for label, own in records.items()}
-    gap, gap_error = _difference(scores[one.bound], scores[one.reference])
-    premise, premise_error = _difference(scores[one.semi_supervised], scores[one.supervised])
-    rises = {
-        label: fmean(late_rise(rounds_of(path)) for path in folders[label]) for label in (one.reference, one.bound)
-    }
-    configs = [run.config for run in one.runs[one.reference]]
+    gap, gap_error = _difference(scores[bound], scores[reference])
+    premise, premise_error = _difference(scores[semi_supervised], scores[supervised])
+    rises = {label: fmean(late_rise(rounds_of(path)) for path in folders[label]) for label in (reference, bound)}
+    configs = [run.config for run in runs[reference]]
     every = [record for own in records.values() for record in own]
     return {
         "admitted": gap >= GAP and premise >= PREMISE and all(rise < RISE for rise in rises.values()),

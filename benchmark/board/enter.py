@@ -28,7 +28,7 @@ def enter(
         runtime: where the data are.
 
     Returns:
-        The suite, whose file is ``Suite.file``, and the method's rows in the table.
+        The suite, whose file is ``Suite.file``, and the method's rows in the table and in the one at its paper's rates.
 
     Raises:
         ConfigError: the suite has no such setting or has the label already, the file describes another row, the method
@@ -51,7 +51,7 @@ def enter(
     if path.exists() and read_yaml(path, "suite") != written:
         raise ConfigError(f"{path} describes another row than these options do; delete it, or rename it to keep both")
     suite = extend(board, spec, str(path), path.parent)
-    rows = [row for row in suite.matching([f"{table}/*"], scale) if row.method == label]
+    rows = [row for row in suite.matching([], scale) if row.method == label]
     for row in rows:
         if unfair(suite, row, suite.run(row, scale).replace(runtime=runtime)):
             raise ConfigError(f"{label} cannot be ranked: it sees labels of unlabelled images (`uses_oracle`)")

@@ -10,7 +10,7 @@ import pandas as pd
 from benchmark.report.facts import network
 from benchmark.report.formats import csv_text, half, latex_table, markdown, number, pipe_table
 from benchmark.report.plots import draw_differences, svg_text
-from benchmark.report.settings import Setting, not_compared, paired, settings, told_apart
+from benchmark.report.settings import Setting, paired, settings, told_apart
 from benchmark.report.statistics import LEAST
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import code_versions
@@ -118,7 +118,7 @@ def brief(one: Setting, method: str) -> str:
     """A setting's rows by their place, with what can be told of them, and ``method`` beside the best other row."""
     plain = re.sub(r"\*\*| \(\[rules\]\([^)]*\)\)", "", resolved(one))
     told = [f"{one.table.title}, {one.dataset}", pipe_table(*_lines(one, brief=True)), plain]
-    unranked = {method, *one.bounds, *one.controls.values()}
+    unranked = {method, *one.table.untested}
     best = next((name for name in one.order if name not in unranked and one.lines.loc[name, "n"]), one.reference)
     beside = paired(one.scores[method], one.scores[best], "difference")
     if pd.notna(beside["difference"]):
@@ -154,17 +154,11 @@ def page(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
     parts = [markdown(f"# {suite.title}"), _provenance(suite, plan), *interim(suite, plan, found), read]
     for table in suite.tables:
         own = [one for one in found if one.table is table]
-        absent = not_compared(plan, table)
-        if own or absent:
-            parts += [markdown(f"## {table.title}")]
-        for one in own:
-            parts += [pipe_table(*_lines(one)), resolved(one), power(one)]
-        if any(one.controls for one in own):
-            parts += [CONTROLS]
-        if absent:
-            told = f"Not compared: {', '.join(absent)}; {table.reference}, the reference, is not run at this scale."
-            parts += [markdown(told)]
         if own:
+            parts += [markdown(f"## {table.title}")]
+            for one in own:
+                parts += [pipe_table(*_lines(one)), resolved(one), power(one)]
+            parts += [CONTROLS] if table.controls else []
             parts += ["What it costs", _costs(own, ACCURACY[suite.reading(plan.scale)][1])]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -210,7 +204,7 @@ def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
     """What stands in the row of a method about one data set, by the title of the column."""
     line = one.lines.loc[method]
     told = number(line["difference"], "{:+.2f}") + half(line["difference_ci95"])
-    known = "bound" if method in one.bounds else "control" if method in one.controls.values() else ""
+    known = "bound" if method in one.table.bounds else "control" if method in one.table.untested else ""
     cells = {
         one.dataset: f"{line['mean']:.2f}{half(line['ci95'])} ({_seeds(line)})" + ("" if line["converged"] else RISES),
         f"mean of the last {one.averaged}": f"{line['last_k_mean']:.2f}{half(line['last_k_ci95'])}",
@@ -225,6 +219,8 @@ def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
     for title, name, form, width in BESIDE:
         if name in one.lines:
             cells[title] = number(line[name], form) + (half(line[width]) if width else "")
+    if one.lines.get("untuned_n") is not None and (ran := _seeds(line, "untuned_")):
+        cells["at its paper's rates"] += f" ({ran})"
     cells["tuned"] = line["tuned"]
     if brief:
         cells = {title: cells[title] for title in (one.dataset, f"Δ to {one.reference}", "simultaneous", "rank")}
@@ -234,11 +230,10 @@ def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
     return cells
 
 
-def _seeds(line: pd.Series) -> str:
+def _seeds(line: pd.Series, of: str = "") -> str:
     """Seeds with a score and those that have failed: ``5``, ``4, 1 failed`` or ``5 failed``."""
-    scored = f"{line['n']:.0f}" if line["n"] else ""
-    failed = f"{line['failed']:.0f} failed" if line["failed"] else ""
-    return ", ".join(filter(None, (scored, failed)))
+    scored, failed = (f"{line[of + name]:.0f}" if line[of + name] > 0 else "" for name in ("n", "failed"))
+    return ", ".join(filter(None, (scored, failed and f"{failed} failed")))
 
 
 def _costs(own: Sequence[Setting], goal_name: str) -> str:

@@ -3,10 +3,8 @@
 import io
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -24,7 +22,6 @@ FORMATS = (".png", ".svg", ".pdf", ".jpg")
 STYLES = ("-", "--", ":", "-.")
 FEW = 12  # up to this many rounds are marked individually
 INK, GRID = "#2b2d33", "#d9d9d6"
-SPREAD = 0.22  # distance between the data sets of a row, in rows
 
 
 def read_runs(folders: Sequence[str], labels: Sequence[str] = ()) -> dict[str, pd.DataFrame]:
@@ -148,49 +145,34 @@ def _of_rounds(curve: pd.DataFrame, axis: str, column: str) -> tuple[pd.Series, 
 
 @rc_context({"text.parse_math": False})
 def draw_differences(found: Sequence[Setting]) -> Figure:
-    """Draw every row's difference to its reference: a panel per table, a line per row, a point per data set.
+    """Draw every row's difference to its reference: a panel per setting, a line per row.
 
-    Filled points may be called better or worse than the reference, hollow ones may not, and grey ones are bounds, which
-    are not tested. The bars are the simultaneous intervals, or a row's own where it is not tested. Rows are sorted by
-    their mean difference over the data sets; those with failed runs come last.
+    Filled points may be called better or worse than the reference, hollow ones may not, and grey ones are bounds and
+    controls, which are not tested. The bars are the simultaneous intervals, or a row's own where it is not tested. Rows
+    are sorted by their difference; those with failed runs come last.
     """
-    datasets = list(dict.fromkeys(one.dataset for one in found))
-    panels: dict[str, list[Setting]] = {}
-    for one in found:
-        panels.setdefault(one.table.number, []).append(one)
-    heights = [len({method for one in own for method in one.lines.index}) + 1 for own in panels.values()]
-    figure = Figure(figsize=(7.5, 0.24 * sum(heights) + 0.45 * len(panels) + 0.6), layout="constrained")
-    drawn = figure.subplots(len(panels), squeeze=False, sharex=True, height_ratios=heights)[:, 0]
-    for axes, own in zip(drawn, panels.values(), strict=True):
-        _draw_panel(axes, own, {one.dataset: f"C{datasets.index(one.dataset)}" for one in own})
-    entry = partial(Line2D, [], [], marker="o")
-    points = [entry(color=f"C{number}", label=name) for number, name in enumerate(datasets)]
-    hollow = entry(color=INK, markerfacecolor="white", label="not told apart")
-    untested = entry(color=INK, markerfacecolor=GRID, label="bound, not tested")
-    figure.legend(
-        handles=[*points, hollow, untested], loc="outside lower center", ncols=4, fontsize="small", frameon=False
-    )
+    heights = [len(one.lines) + 1 for one in found]
+    figure = Figure(figsize=(7.5, 0.24 * sum(heights) + 0.45 * len(found) + 0.6), layout="constrained")
+    drawn = figure.subplots(len(found), squeeze=False, sharex=True, height_ratios=heights)[:, 0]
+    for axes, one in zip(drawn, found, strict=True):
+        _draw_panel(axes, one)
+    fills = {"told apart": "C0", "not told apart": "white", "bound or control, not tested": GRID}
+    points = [Line2D([], [], marker="o", color="C0", markerfacecolor=fill, label=name) for name, fill in fills.items()]
+    figure.legend(handles=points, loc="outside lower center", ncols=3, fontsize="small", frameon=False)
     return figure
 
 
-def _draw_panel(axes: Axes, found: Sequence[Setting], colours: Mapping[str, str]) -> None:
-    """Draw the settings of a table; a data set has the same colour in all panels."""
-    reference, bounds = found[0].reference, found[0].table.bounds
-    lines = pd.concat([one.lines.drop(index=reference) for one in found])
-    rows = lines.groupby(level=0).agg({"failed": "sum", "difference": "mean"})
-    order = rows.sort_values(["failed", "difference"], ascending=[False, True]).index
-    for place, one in enumerate(found):
-        own, colour = one.lines.reindex(order), colours[one.dataset]
-        y = np.arange(len(order)) + SPREAD * ((len(found) - 1) / 2 - place)
-        half = own["simultaneous_ci95"].fillna(own["difference_ci95"])
-        clear = {method for method in one.lines.index if told_apart(one, method)}
-        fill = [GRID if method in bounds else colour if method in clear else "white" for method in order]
-        axes.errorbar(own["difference"], y, xerr=half, fmt="none", ecolor=colour, elinewidth=1.2)
-        axes.scatter(own["difference"], y, s=22, color=fill, edgecolors=colour, linewidths=1.2, zorder=3)
+def _draw_panel(axes: Axes, one: Setting) -> None:
+    lines = one.lines.drop(index=one.reference).sort_values(["failed", "difference"], ascending=[False, True])
+    half = lines["simultaneous_ci95"].fillna(lines["difference_ci95"])
+    fill = [GRID if name in one.table.untested else "C0" if told_apart(one, name) else "white" for name in lines.index]
+    y = range(len(lines))
+    axes.errorbar(lines["difference"], y, xerr=half, fmt="none", ecolor="C0", elinewidth=1.2)
+    axes.scatter(lines["difference"], y, s=22, color=fill, edgecolors="C0", linewidths=1.2, zorder=3)
     axes.axvline(0, color=INK, linewidth=0.8)
-    axes.set_yticks(range(len(order)), [f"{name} (bound)" if name in bounds else name for name in order])
-    axes.set_ylim(-0.6, len(order) - 0.4)
-    axes.set_title(f"{found[0].table.title}: points above {reference}", fontsize="medium", loc="left")
+    axes.set_yticks(y, [f"{name} (bound)" if name in one.table.bounds else name for name in lines.index])
+    axes.set_ylim(-0.6, len(lines) - 0.4)
+    axes.set_title(f"{one.table.title}, {one.dataset}: points above {one.reference}", fontsize="medium", loc="left")
     axes.grid(axis="x", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, labelsize="small", labelbottom=True)

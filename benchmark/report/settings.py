@@ -10,7 +10,7 @@ from scipy import stats
 
 from benchmark.report.facts import last_rounds
 from benchmark.report.frame import NONE, Values, by_row, rounds_of
-from benchmark.report.statistics import FAILED, LEAST, LEVEL, SPENT, compare, cost, interval, late_rise
+from benchmark.report.statistics import FAILED, LEAST, LEVEL, SPENT, compare, cost, interval, late_rise, summary
 from benchmark.runs.records import Record
 from benchmark.suites.plan import Plan, Row, Table
 from benchmark.suites.suite import Suite
@@ -29,28 +29,24 @@ class Setting:
         dataset: label of the data set.
         scores: accuracy in percent as the suite reads it, one line per seed, one column per method label; a missing run
             is NaN, a failed one ``FAILED``.
-        bounds: labels that know more than a method may; they are neither tested nor ranked.
         lines: by method label: what ``compare`` gives, ``last_k_mean`` with ``last_k_ci95`` (the reading that averages
             the last rounds), ``rank`` (mean over the seeds that all methods have; it describes, and nothing is tested
             by it), ``rise`` (mean over the seeds of ``late_rise``), ``converged`` (not if ``rise`` is above 1 point),
             the ``resolution`` of the setting, the difference ``found80`` that a test would find with a power of 80 %,
             the costs to reach the reference's mean accuracy, and the tuned options. With
             controls ``over_control`` (paired difference) and ``over_control_ci95``; with a table of the same rows at
-            their papers' rates ``untuned`` and ``untuned_ci95``; and ``worst_clients``, ``worst_clients_difference``
-            and ``worst_clients_ci95`` where the table has that metric.
+            their papers' rates ``untuned``, ``untuned_ci95``, ``untuned_n`` and ``untuned_failed`` (runs); and
+            ``worst_clients``, ``worst_clients_difference`` and ``worst_clients_ci95`` where the table has that metric.
         averaged: the rounds of ``last_k_mean``, such as ``10 rounds``.
         admission: what the test of admission has found (``benchmark.board.admit.judged``); empty if it was not made.
-        controls: by label, that of the row's control: its own step without the unlabelled loss; they are not ranked.
     """
 
     table: Table
     dataset: str
     scores: pd.DataFrame
-    bounds: tuple[str, ...]
     lines: pd.DataFrame
     averaged: str
     admission: Mapping[str, Any] = field(default_factory=dict)
-    controls: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def reference(self) -> str:
@@ -79,23 +75,16 @@ class Setting:
 def settings(suite: Suite, plan: Plan) -> list[Setting]:
     """All settings of a suite's tables with a reference of which some row was run, in the order of the tables.
 
-    Those whose reference has no run at this scale are not among them (``not_compared``).
+    Those whose reference is not run at this scale are not among them.
     """
     found, known = [], by_row(plan)
     for table in filter(lambda table: table.reference, suite.tables):
         for dataset in dict.fromkeys(row.dataset for row in table.rows):
             rows = [row for row in table.rows if row.dataset == dataset and row.full_name in plan.of_row]
             scores = pd.DataFrame({row.method: _scores(plan, known, row, suite.reading(plan.scale)) for row in rows})
-            if dataset not in not_compared(plan, table) and scores.notna().any(axis=None):
+            if table.reference in scores and scores.notna().any(axis=None):
                 found.append(_setting(suite, plan, known, table, rows, scores))
     return found
-
-
-def not_compared(plan: Plan, table: Table) -> list[str]:
-    """Data sets of a table whose reference has no run there at this scale, left out or pending, though others have."""
-    planned = [row for row in table.rows if row.full_name in plan.of_row]
-    known = {row.dataset for row in planned if row.method == table.reference}
-    return [name for name in dict.fromkeys(row.dataset for row in planned) if table.reference and name not in known]
 
 
 def told_apart(one: Setting, method: str) -> bool:
@@ -127,14 +116,14 @@ def _setting(
     suite: Suite, plan: Plan, known: Values, table: Table, rows: Sequence[Row], scores: pd.DataFrame
 ) -> Setting:
     reference, dataset, reading = table.reference, rows[0].dataset, suite.reading(plan.scale)
-    bounds = tuple(label for label in table.bounds if label in scores)
     controls = {row: own for row, own in table.controls.items() if row in scores and own in scores}
-    unranked = {*bounds, *table.controls.values()} & {*scores}
-    lines = compare(scores, reference, unranked)
+    untested = table.untested & {*scores}
+    lines = compare(scores, reference, untested)
     smooth = {row.method: _values(known, row, "last_k_mean") for row in rows}
     worst = {row.method: _values(known, row, reading, WORST) for row in rows}
     beside = [row for other in suite.tables if other.untuned == table.number for row in other.rows]
-    untuned = {row.method: _values(known, row, reading) for row in beside if row.dataset == dataset}
+    beside = [row for row in beside if row.dataset == dataset and row.full_name in plan.of_row]
+    untuned = {row.method: summary(_scores(plan, known, row, reading)) for row in beside}
     goal = smooth[reference].mean() if reading == "averaged" else lines.loc[reference, "mean"]
     chosen = suite.choices(plan.scale)
     more: dict[str, dict[str, Any]] = {}
@@ -142,28 +131,28 @@ def _setting(
         name, runs = row.method, plan.of_row[row.full_name].values()
         found = [(plan.found[key].record, plan.runs[key].folder) for key in runs]
         done = [(record, rounds_of(folder)) for record, folder in found if record is not None]
-        line = {"bound": name in bounds, "goal": goal}
+        line = {"bound": name in table.bounds, "goal": goal}
         line |= {"last_k_mean": smooth[name].mean(), "last_k_ci95": interval(smooth[name])}
         line["rise"] = pd.Series([late_rise(curve) for _, curve in done], dtype="float64").mean()
         line |= {**_spent(done, goal), "tuned": _tuned(chosen.get(row.full_name, {}))}
         if name in controls:
             line |= paired(scores[name], scores[controls[name]], "over_control")
         if name in untuned:
-            line |= {"untuned": untuned[name].mean(), "untuned_ci95": interval(untuned[name])}
+            line |= {f"untuned_{key}".removesuffix("_mean"): value for key, value in untuned[name].items()}
         if WORST in table.metrics:
             line["worst_clients"] = worst[name].mean()
             line |= paired(worst[name], worst[reference], "worst_clients_difference", "worst_clients_ci95")
         more[name] = line
-    admission = _admission(suite, plan.scale, table, dataset)
-    whole = scores.drop(columns=[*unranked]).dropna()
+    admission = {} if plan.rounds else _admission(suite, plan.scale, table, dataset)
+    whole = scores.drop(columns=[*untested]).dropna()
     lines["rank"] = whole.rank(axis=1, ascending=False).mean() if admission.get("admitted", False) else nan
     lines = lines.join(pd.DataFrame.from_dict(more, orient="index"))
     lines["converged"] = ~(lines["rise"] > RISING)
     lines["resolution"] = lines["simultaneous_ci95"].median()
-    lines["found80"] = _found(lines, scores.shape[1] - len(unranked) - 1)
+    lines["found80"] = _found(lines, scores.shape[1] - len(untested) - 1)
     keys = [key for row in rows for key in plan.of_row[row.full_name].values()]
     averaged = " or ".join(sorted({last_rounds(plan.runs[key].config) for key in keys}))
-    return Setting(table, dataset, scores, bounds, lines, averaged, admission, controls)
+    return Setting(table, dataset, scores, lines, averaged, admission)
 
 
 def _found(lines: pd.DataFrame, family: int) -> pd.Series:

@@ -35,6 +35,12 @@ def interval(values: Sequence[float] | pd.Series, level: float = LEVEL) -> float
     return float(stats.t.ppf((1 + level) / 2, n - 1) * stats.sem(values))
 
 
+def summary(scores: pd.Series) -> dict[str, Any]:
+    """A row's ``mean`` over runs with a score, its ``ci95`` (half-width), ``n`` of these runs, and ``failed`` ones."""
+    own = _finite(scores)
+    return {"mean": own.mean(), "ci95": interval(own), "n": len(own), "failed": (scores == FAILED).sum()}
+
+
 def compare(scores: pd.DataFrame, reference: str, bounds: Collection[str] = ()) -> pd.DataFrame:
     """Every row's mean and its difference to the reference row, paired by seed.
 
@@ -54,8 +60,8 @@ def compare(scores: pd.DataFrame, reference: str, bounds: Collection[str] = ()) 
         bounds: columns outside the family.
 
     Returns:
-        By row, in the order of the columns: ``mean``, ``ci95`` (half-width), ``n`` (runs with a score), ``failed``
-        (runs); over the ``pairs`` of scores that row and reference have ``difference``, ``difference_ci95``; for the
+        By row, in the order of the columns: its ``summary``; over the ``pairs`` of scores that row and reference have
+        ``difference``, ``difference_ci95``; for the
         family ``simultaneous_ci95`` (half-width), ``p`` (paired t-test), ``p_holm`` (Holm's correction of it) and
         ``p_flip`` (``sign_flip``), which are empty where all pairs differ by the same; and ``above``: the share of
         seeds in which the row is above the reference (a tie counts half, and a failed run is below any other).
@@ -63,10 +69,9 @@ def compare(scores: pd.DataFrame, reference: str, bounds: Collection[str] = ()) 
     family = [name for name in scores if name != reference and name not in bounds]
     lines: dict[str, dict[str, Any]] = {}
     for name in scores:
-        own, difference = _finite(scores[name]), (scores[name] - scores[reference]).round(DIGITS)
+        difference = (scores[name] - scores[reference]).round(DIGITS)
         paired = _finite(difference)
-        line: dict[str, Any] = {"mean": own.mean(), "ci95": interval(own), "n": len(own), "pairs": len(paired)}
-        line["failed"] = (scores[name] == FAILED).sum()
+        line = summary(scores[name]) | {"pairs": len(paired)}
         if name != reference and len(difference.dropna()):
             line |= {"difference": paired.mean(), "difference_ci95": interval(paired), "above": above(difference)}
             if name in family and paired.nunique() > 1:

@@ -84,8 +84,8 @@ class Page:
 
     Attributes:
         number: number of the table.
-        compare: whether the scale is the paper's protocol, so that values are compared with the published ones. At
-            other scales these are for orientation only.
+        compare: whether the runs follow the paper's protocol, so that values are compared with the published ones.
+            Others are for orientation only.
         cells: one per row and metric.
         columns: columns that identify rows of the same method.
         heads: those of them in which rows differ.
@@ -97,7 +97,7 @@ class Page:
 
     def __init__(self, suite: Suite, plan: Plan, published: Mapping[Any, str], table: Table, known: Values) -> None:
         self.suite, self.plan, self.published, self.table, self._known = suite, plan, published, table, known
-        self.number, self.compare = table.number, suite.scale(plan.scale).compare
+        self.number, self.compare = table.number, suite.scale(plan.scale).compare and not plan.rounds
         self._at_scale = [row for row in table.rows if row.method not in suite.scale(plan.scale).without]
         hidden = () if self.compare else suite.spec.replaced
         self.columns = list(dict.fromkeys(c for row in self._at_scale for c in row.columns if c not in hidden))

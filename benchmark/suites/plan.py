@@ -80,6 +80,11 @@ class Table:
     untuned: str | None = None
     published_runs: int = 1
 
+    @property
+    def untested(self) -> set[str]:
+        """Labels of bounds and controls: rows that are shown, and neither tested nor ranked."""
+        return {*self.bounds, *self.controls.values()} - {self.reference}
+
 
 @dataclass
 class Plan:
@@ -90,12 +95,14 @@ class Plan:
         runs: by run id, in the order of the tables.
         of_row: run ids by seed, for each row that is run, by ``Row.full_name``.
         seeds: seeds in order.
+        rounds: their number where it is not the suite's; such runs are not compared, with a paper or with each other.
     """
 
     scale: str
     runs: dict[str, Run]
     of_row: dict[str, dict[int, str]]
     seeds: tuple[int, ...]
+    rounds: int | None = None
 
     @cached_property
     def found(self) -> dict[str, RunState]:

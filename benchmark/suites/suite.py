@@ -213,7 +213,7 @@ class Suite:
         self.admitted.own(scale)  # so that it is not found damaged when the runs are over
         seeds = tuple(dict.fromkeys(seeds or self.scale(scale).seeds))
         given = {name: value for name, value in {"runtime": runtime, **changes}.items() if value is not None}
-        plan = Plan(scale, {}, {}, seeds)
+        plan = Plan(scale, {}, {}, seeds, given.get("rounds"))
         for row in self.matching([], scale):
             made = self.runs(row, scale, seeds, **given)
             plan.of_row[row.full_name] = {seed: run.id for seed, run in made.items()}

@@ -50,15 +50,15 @@ def suite(tmp_path):
 
 
 def test_bounds_and_central_rows_run_with_seeds_of_their_own(suite, runtime):
-    (one,) = candidates(suite, "quick", runtime)
-    assert (one.name, list(one.runs)) == ("clients/Digits", ["base", "bound", "supervised", "consistent"])
-    for runs in one.runs.values():
+    ((name, one),) = candidates(suite, "quick", runtime).items()
+    assert (name, list(one)) == ("clients/Digits", ["base", "bound", "supervised", "consistent"])
+    for runs in one.values():
         assert [run.config.seed for run in runs] == [1000, 1001]
-    reference, central = one.runs["base"][0].config, one.runs["consistent"][0].config
+    reference, central = one["base"][0].config, one["consistent"][0].config
     assert reference.data.init_args["num_clients"] == 3
     asked = {"scenario": "all_clients", "num_clients": 1, "num_labels": 40}
     assert asked.items() <= central.data.init_args.items()
-    assert one.runs["supervised"][0].config.method.init_args["unsup_weight"] == 0
+    assert one["supervised"][0].config.method.init_args["unsup_weight"] == 0
 
 
 def test_what_tuning_has_chosen_does_not_count(suite, runtime):
@@ -91,9 +91,9 @@ def test_admission_has_seeds_and_central_rows_of_its_own(runtime, seeds, central
 def test_three_figures_decide(tmp_path, runtime, bound, consistent, late, admitted):
     """Accuracy of the reference 60 and of the central supervised row 50; all curves are flat, or rise by ``late``."""
     longer = {"set": {**SPEC["base"]["set"], "rounds": 8}}
-    (one,) = candidates(Suite({**SPEC, "base": longer}, "toy.yaml", tmp_path), "quick", runtime)
+    (one,) = candidates(Suite({**SPEC, "base": longer}, "toy.yaml", tmp_path), "quick", runtime).values()
     accuracy = {"base": 60, "bound": bound, "supervised": 50, "consistent": consistent}
-    for label, runs in one.runs.items():
+    for label, runs in one.items():
         for run in runs:
             completed(run, *(accuracy[label] + late * (n - 7) / 2 for n in range(8)))
     found = judged(one, "last")
@@ -109,8 +109,8 @@ def test_admit_runs_what_is_missing_and_writes_beside_the_suite(suite, runtime, 
     written = yaml.safe_load(suite.admitted.path("quick").read_text())
     assert written == made == suite.admitted.own("quick")
     assert set(written["clients/Digits"]["accuracy"]) == {"base", "bound", "supervised", "consistent"}
-    (one,) = candidates(suite, "quick", runtime)
-    paths = [run.folder for runs in one.runs.values() for run in runs]
+    (one,) = candidates(suite, "quick", runtime).values()
+    paths = [run.folder for runs in one.values() for run in runs]
     assert [run.folder for run in ran] == paths and all("admission" in path.parts for path in paths)
     assert admit(suite, "quick", runtime, 1) == made and len(ran) == len(paths)
     change(paths[-1], lambda record: record["environment"].update(revisions=["method 0, framework 1"]))

@@ -226,17 +226,37 @@ def test_settings_with_too_few_seeds_are_in_no_picture(made, tmp_path):
     assert written and picture.name not in [path.name for path in written]
 
 
-def test_a_table_whose_reference_is_not_run_is_not_compared(made):
-    """The page says so; the same table on another data set, and other tables, stay."""
-    scales, tables = SPEC["scales"]["quick"] | {"without": {"base": "no reason"}}, SPEC["tables"]["clients"]
-    other = tables | {"title": "Another", "reference": "good", "datasets": ["A"]}
-    spec = {"scales": {"quick": scales}, "tables": {"clients": tables, "other": other}}
-    suite = Suite(SPEC | spec, "toy.yaml")
+def test_runs_that_failed_at_a_papers_rates_are_counted_there(made):
+    """The mean is that of the others, and no row with a failed run looks like one that was not run."""
     _, whole, _ = made
-    plan = suite.plan("quick")
+    beside = {"clients-paper": {"title": "At its paper's rates", "untuned": "clients"}}
+    suite = Suite(SPEC | {"tables": SPEC["tables"] | beside}, "toy.yaml")
+    plan = suite.plan("quick", runtime=Runtime(results_dir=str(whole.runs[next(iter(whole.runs))].folder.parents[1])))
     plan.found = {key: whole.found[key] for key in plan.runs}
-    found = leaderboard.settings(suite, plan)
-    assert [(one.table.number, one.dataset) for one in found] == [("other", "A")]
+    lost = {"good": {2: FAILED}, "bad": dict.fromkeys(range(4), FAILED), "base": dict.fromkeys(range(4), MISSING)}
+    for method, states in lost.items():
+        for seed in range(4):  # the same configurations as in the setting itself, so they get keys of their own
+            old = plan.of_row[f"clients-paper/A/{method}"][seed]
+            plan.of_row[f"clients-paper/A/{method}"][seed] = key = f"{old} beside"
+            plan.runs[key], plan.found[key] = plan.runs[old], states.get(seed, whole.found[old])
+    first, _ = found = leaderboard.settings(suite, plan)
+    good = first.lines.loc["good"]
+    assert good["n"] == 4 and good["untuned"] == pytest.approx((65.1 + 68.9 + 73.0) / 3)
     page = leaderboard.page(suite, plan, found)
-    assert "Not compared: A, B; base, the reference, is not run at this scale." in page
-    assert page.count("What it costs") == 1
+    assert "± 9.81 (3, 1 failed)" in page and "| (4 failed)" in page and "nan" not in page
+
+
+def test_a_reference_that_is_a_rows_control_stays_the_reference(made):
+    suite, plan, (before, _) = made
+    tables = {"clients": SPEC["tables"]["clients"] | {"controls": {"good": "base"}}}
+    other = Suite(SPEC | {"tables": tables}, "toy.yaml", suite.admitted.path("quick").parents[1])
+    first, _ = leaderboard.settings(other, plan)
+    for column in ("rank", "found80", "simultaneous_ci95"):
+        pd.testing.assert_series_equal(first.lines[column], before.lines[column])
+
+
+def test_other_rounds_than_the_suites_rank_nothing(made):
+    suite, *_ = made
+    plan = suite.plan("quick", rounds=7, runtime=Runtime(results_dir="results"))
+    plan.found = dict.fromkeys(plan.runs, complete(50.0))
+    assert not any(one.ranked for one in leaderboard.settings(suite, plan))

@@ -158,60 +158,47 @@ def test_rows_of_a_suite(here: Path, drawn: list[Any]) -> None:
 
 FILLS = {to_rgba("white"): "hollow", to_rgba(plots.GRID): "grey"}
 EFFECTS = {  # difference, half-width, failed runs
-    "A": {"base": (np.nan, np.nan, 0), "good": (5.0, 1.0, 0), "bad": (-2.0, 3.0, 0), "all labels": (9.0, 2.0, 0)},
-    "B": {"base": (np.nan, np.nan, 0), "good": (1.0, 2.0, 0), "all labels": (7.0, 1.0, 0)},
+    "base": (np.nan, np.nan, 0),
+    "good": (5.0, 1.0, 0),
+    "bad": (-2.0, 3.0, 0),
+    "$\\frac{$": (-4.0, 1.0, 0),
+    "all labels": (9.0, 2.0, 0),
 }
 
 
-def settings(effects: Any = EFFECTS, title: str = "Labels somewhere") -> list[Setting]:
-    """A board's settings; the bound has an interval of its own alone."""
-    table = Table(title, title, ["acc"], (), reference="base", bounds=["all labels"])
-    found = []
-    for dataset, rows in effects.items():
-        lines = pd.DataFrame(rows, index=["difference", "difference_ci95", "failed"]).T.assign(pairs=3, converged=True)
-        lines["simultaneous_ci95"] = lines["difference_ci95"].mask(lines.index == "all labels")
-        scores = pd.DataFrame(columns=lines.index)
-        found.append(Setting(table, dataset, scores, ("all labels",), lines, "", {"admitted": True}))
-    return found
-
-
-def points(axes: Any) -> list[dict[str, Any]]:
-    """By data set, from the top of the legend: name of the row, difference, and how its point is filled."""
-    names = [tick.get_text() for tick in axes.get_yticklabels()]
-    return [
-        {
-            names[round(y)]: (x, FILLS.get(tuple(colour), "filled"))
-            for (x, y), colour in zip(drawn.get_offsets().data, drawn.get_facecolors(), strict=True)
-            if np.isfinite(x)
-        }
-        for drawn in axes.collections
-        if len(drawn.get_offsets()) == len(names)
-    ]
+def setting(effects: Any = EFFECTS, title: str = "Labels somewhere") -> Setting:
+    """A board's setting; bound and control have an interval of their own alone."""
+    table = Table(title, title, ["acc"], (), reference="base", bounds=["all labels"], controls={"good": "$\\frac{$"})
+    lines = pd.DataFrame(effects, index=["difference", "difference_ci95", "failed"]).T.assign(pairs=3, converged=True)
+    lines["simultaneous_ci95"] = lines["difference_ci95"].mask(lines.index.isin(table.untested))
+    return Setting(table, "A", pd.DataFrame(columns=lines.index), lines, "", {"admitted": True})
 
 
 def test_points_stand_at_their_rows_and_clear_ones_are_filled() -> None:
-    """Bounds are grey. The reference has none; a row that a data set lacks has none there. Bars are the intervals."""
-    (axes,) = plots.draw_differences(settings()).axes
-    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["bad", "good", "all labels (bound)"]
-    first, second = points(axes)
-    assert first == {"bad": (-2.0, "hollow"), "good": (5.0, "filled"), "all labels (bound)": (9.0, "grey")}
-    assert second == {"good": (1.0, "hollow"), "all labels (bound)": (7.0, "grey")}
-    bars = [line for drawn in axes.collections if hasattr(drawn, "get_segments") for line in drawn.get_segments()]
-    reach = {tuple(line[:, 0]) for line in bars if len(line) and np.isfinite(line).all()}
-    assert reach == {(4, 6), (-5, 1), (7, 11), (-1, 3), (6, 8)}
-    (axes,) = plots.draw_differences(settings({**EFFECTS, "B": EFFECTS["B"] | {"good": (1.0, 2.0, 1)}})).axes
-    order = [tick.get_text() for tick in axes.get_yticklabels()]
-    assert order == ["good", "bad", "all labels (bound)"], "a row with a failed run is the last"
+    """Bounds and controls are grey. The reference has no line. Bars are the intervals.
+
+    Names are shown as they are: a dollar sign begins no formula.
+    """
+    (axes,) = plots.draw_differences([setting()]).axes
+    names = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert names == ["$\\frac{$", "bad", "good", "all labels (bound)"]
+    (drawn,) = (one for one in axes.collections if len(one.get_offsets()) == len(names))
+    assert drawn.get_offsets().tolist() == [[-4, 0], [-2, 1], [5, 2], [9, 3]]
+    assert [FILLS.get(tuple(colour), "filled") for colour in drawn.get_facecolors()] == [
+        "grey",
+        "hollow",
+        "filled",
+        "grey",
+    ]
+    bars = [line for one in axes.collections if hasattr(one, "get_segments") for line in one.get_segments()]
+    assert {tuple(line[:, 0]) for line in bars} == {(4, 6), (-5, 1), (7, 11), (-5, -3)}
+    (axes,) = plots.draw_differences([setting(EFFECTS | {"good": (1.0, 2.0, 1)})]).axes
+    assert axes.get_yticklabels()[0].get_text() == "good", "a row with a failed run is the last"
 
 
-def test_a_panel_per_table_with_one_scale_and_one_colour_per_data_set() -> None:
-    """Names are shown as they are: a dollar sign begins no formula."""
-    odd = {name.replace("good", "$\\frac{$"): effect for name, effect in EFFECTS["B"].items()}
-    found = [*settings(), *settings({"B": odd}, "$^")]
+def test_a_panel_per_setting_on_one_scale() -> None:
+    found = [setting(), setting(title="$^")]
     above, below = plots.draw_differences(found).axes
     assert above.get_xlim() == below.get_xlim()
-    assert below.get_title(loc="left") == "$^: points above base"
-    edges = [axes.collections[-1].get_edgecolors()[0] for axes in (above, below)]
-    assert tuple(edges[0]) == tuple(edges[1]) == to_rgba("C1")
-    assert "$\\frac{$" in [tick.get_text() for tick in below.get_yticklabels()]
+    assert below.get_title(loc="left") == "$^, A: points above base"
     assert plots.svg_text(above.figure) == plots.svg_text(plots.draw_differences(found))
