@@ -27,7 +27,7 @@ from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.run import fit as fit_on_disk
 from benchmark.registry import KINDS, is_importable, path_of, register_local
 from benchmark.report import frame
-from benchmark.runs.environment import free_threads
+from benchmark.runs.environment import accelerator_here, free_threads
 from benchmark.runs.exported import LOOK, SIZES, WEIGHTS, Exported, read_exported, read_weights
 from benchmark.runs.loggers import callbacks
 from benchmark.runs.records import read_record, read_rows, readings
@@ -113,6 +113,7 @@ class Result:
         with torch.random.fork_rng(devices=[]):  # leaves the caller's random state unchanged
             method = make_method(self.run, self.data, clients, images).to(dtype=self.data.dtype)
         method.load_tensors(weights)
+        method._engine.autocast = _fabric(self.config.precision, "cpu").autocast
         return method.eval()
 
     @property
@@ -132,7 +133,7 @@ class Result:
             RunError: see ``method``.
         """
         blocks = torch.split(torch.as_tensor(images), self.method.eval_batch)
-        with torch.inference_mode():
+        with torch.inference_mode(), self.method.autocast():
             found = [self.method.predict(self.data.see(block)).argmax(dim=1).cpu() for block in blocks]
         return torch.cat(found).numpy()
 
@@ -145,7 +146,7 @@ class Result:
         """
         method, data = self.method, self.data
         data.setup()
-        with torch.inference_mode():
+        with torch.inference_mode(), method.autocast():
             blocks = [method.predict(block()) for _, block in data.test_blocks(method.eval_batch)]
         return scores(torch.cat(blocks), data.test_labels)[0]
 
@@ -268,11 +269,7 @@ class _Rows:
 
 def _in_memory(run: Run) -> Result:
     runtime, rows = run.config.runtime, _Rows()
-    try:
-        precision = fabric_precision(run.config.precision, runtime.accelerator)
-        fabric = Fabric(accelerator=runtime.accelerator, devices=1, **precision)
-    except (ValueError, RuntimeError, MisconfigurationException) as refused:
-        raise ConfigError(f"accelerator={runtime.accelerator}: {one_line(refused)}") from None
+    fabric = _fabric(run.config.precision, accelerator_here(runtime.accelerator))
     fabric.launch()
     given = min(torch.get_num_threads(), free_threads()) if runtime.threads == "auto" else runtime.threads
     with threads(given), torch.random.fork_rng(devices=[]):
@@ -283,6 +280,13 @@ def _in_memory(run: Run) -> Result:
     result = Result(run, rows.rows, averaged=federation.averaged)
     result.method, result.data = method.eval(), data
     return result
+
+
+def _fabric(precision: str, accelerator: str) -> Fabric:
+    try:
+        return Fabric(accelerator=accelerator, devices=1, **fabric_precision(precision, accelerator))
+    except (ValueError, RuntimeError, MisconfigurationException) as refused:
+        raise ConfigError(f"accelerator={accelerator}: {one_line(refused)}") from None
 
 
 def _on_disk(run: Run) -> Result:

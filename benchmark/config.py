@@ -42,7 +42,7 @@ class Runtime:
     Args:
         devices: number of processes (GPUs, or CPU processes). ``auto``: one, or SLURM's tasks. On a CPU, small networks
             are fastest with one process per core.
-        accelerator: ``cpu``, ``cuda`` or ``auto``, as in Lightning.
+        accelerator: ``cpu``, ``cuda`` or ``auto``: a GPU where there is one.
         num_nodes: number of machines.
         threads: CPU threads per process, or ``auto``. Only runs with equal threads are equal bit for bit.
         engine: ``reference``: a process trains its clients one after the other; ``slots``: clients take turns in
@@ -64,7 +64,7 @@ class Runtime:
     """
 
     devices: int | Literal["auto"] = "auto"
-    accelerator: str = "auto"
+    accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     num_nodes: int = 1
     threads: int | Literal["auto"] = "auto"
     engine: Literal["reference", "slots"] = "reference"

@@ -24,7 +24,7 @@ import torch
 from lightning import Fabric
 from torch import Tensor
 
-from benchmark.federation.collectives import from_first, tensors_in
+from benchmark.federation.collectives import from_first, tensors_in, to_device
 from datamodules.common.errors import RunError
 from datamodules.common.files import named, read_bytes, replacing
 
@@ -241,7 +241,7 @@ def sent_to_all(fabric: Fabric, state: Mapping[str, Any] | None) -> dict[str, An
         return None
     whole = {**rest, **{part: {} for part in PER_CLIENT}}
     for part, client in from_first(fabric, list(entries)):
-        whole[part][client] = from_first(fabric, entries.get((part, client)))
+        whole[part][client] = to_device(from_first(fabric, entries.get((part, client))), torch.device("cpu"))
     return whole
 
 

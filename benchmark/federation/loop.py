@@ -219,6 +219,7 @@ class Federation:
         for theirs, handed_on in gather_results(self.fabric, own_visits):
             found |= theirs
             engine.shared_optimizer_state = handed_on or engine.shared_optimizer_state
+        engine.context.rounds.asked |= any(visit.planned.asked for visit in found)
         clients = [list(dict.fromkeys(visit.client for visit in share)) for share in shares] if ranks > 1 else [[]]
         for start in range(0, max(map(len, clients)), CLIENTS_PER_MESSAGE):  # all processes keep all clients' states
             own = {k: self.clients[k] for k in clients[rank][start : start + CLIENTS_PER_MESSAGE] if k in self.clients}

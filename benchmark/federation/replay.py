@@ -55,7 +55,7 @@ class Replay:
         on_cpu = self.device.type == "cpu"
         self.pool = None if on_cpu else torch.get_device_module(self.device).graph_pool_handle()  # one graph at a time
         self.rate_type = torch.float64 if on_cpu else torch.float32  # that fused kernels read
-        self.states: dict[Tensor, dict[str, Any]] = {}
+        self.states: dict[tuple[int, Tensor], dict[str, Any]] = {}  # by number of the optimiser and parameter
         self.rates: list[Tensor] = []
         self.held: list[Any] = []  # the numbers in ``rates``
         self.parts = [own for part in method.modules() if "training" in (own := vars(part))]
@@ -71,9 +71,9 @@ class Replay:
         """How a visit takes its steps; ``None``: its optimisers' steps cannot be recorded."""
         if not all(map(recordable, fit.optimizers)):
             return None
-        for optimizer in fit.optimizers:
+        for number, optimizer in enumerate(fit.optimizers):
             for parameter in parameters_of(optimizer):
-                if own := self.states.get(parameter):
+                if own := self.states.get((number, parameter)):
                     brought = optimizer.state.get(parameter)
                     for name, tensor in own.items():
                         tensor.copy_(brought[name]) if brought else tensor.zero_()
@@ -160,11 +160,11 @@ class Replay:
 
     def adopt_state(self, fit: Fit) -> None:
         """Make the state tensors that an optimiser has created the seat's own."""
-        for optimizer in fit.optimizers:
+        for number, optimizer in enumerate(fit.optimizers):
             for parameter in parameters_of(optimizer):
                 state = optimizer.state.get(parameter)
-                if state and parameter not in self.states:
-                    self.states[parameter] = {k: v for k, v in state.items() if isinstance(v, Tensor)}
+                if state and (number, parameter) not in self.states:
+                    self.states[number, parameter] = {k: v for k, v in state.items() if isinstance(v, Tensor)}
 
 
 def step_on(batch: Batch, fit: Fit) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from benchmark.config import Run, Runtime
 from benchmark.launch.launchers import slurm_tasks
-from benchmark.runs.environment import asked_threads, bearable, cores, free_threads
+from benchmark.runs.environment import accelerator_here, asked_threads, bearable, cores, free_threads
 from benchmark.runs.records import read_record
 from benchmark.runs.states import saved_rounds
 
@@ -19,12 +19,8 @@ def placed(run: Run) -> Run:
     The number of threads is ``OMP_NUM_THREADS`` if that is set. Otherwise a resumed run has as many as before, and a
     new run has as many as there are idle cores, or its processes share all cores.
     """
-    import torch
-
     rt = run.config.runtime
-    accelerator, threads = rt.accelerator, rt.threads
-    if accelerator == "auto":
-        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    accelerator, threads = accelerator_here(rt.accelerator), rt.threads
     devices = rt.devices if isinstance(rt.devices, int) else max(1, slurm_tasks() // rt.num_nodes)
     if threads == "auto":
         known = asked_threads() or (_kept_threads(run) if accelerator == "cpu" else 1)

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from benchmark.config import apart, spelled
+from benchmark.config import apart
 from benchmark.report.statistics import LEAST, prediction
 from benchmark.runs.records import (
     AVERAGED,
@@ -30,8 +30,8 @@ class Comparison(NamedTuple):
         lines: for people, one per subject.
         equal: whether configuration, partition, data, status, all rounds and the reading ``averaged``, which follows
             from no round, are equal. Code and environment do not count: the point of a comparison may be that other
-            code, or another machine, gives the same numbers. Nor do columns that one run does not have in any round:
-            other code may log more.
+            code, or another machine, gives the same numbers. Nor do options and columns that one run does not have:
+            other code may know and log more.
         within: whether every reading of the second run lies within its prediction interval of the first run's row;
             the intervals jointly hold with 95 % confidence. ``None`` where fewer than three seeds of that row are at
             hand, or the two runs are of different rows.
@@ -51,7 +51,8 @@ def compare(one: Path, other: Path) -> Comparison:
     first, second = read_record(one), read_record(other)
     rounds, same_rounds = _rounds(read_rows(one), read_rows(other))
     parts = (_parts(first), _parts(second))
-    differing = {name: _told(*(part[name] for part in parts)) for name in parts[0]}
+    differing = {"config": [f"{name} {a} | {b}" for name, (a, b) in apart(first["config"], second["config"]).items()]}
+    differing |= {name: _told(*(part[name] for part in parts)) for name in parts[0]}
     lines = [*(f"{name}: {'; '.join(told) or 'equal'}" for name, told in differing.items()), f"rounds: {rounds}"]
     same = same_rounds and _same_averaged(first, second) and not any(differing[name] for name in COUNTING)
     if {first["status"], second["status"]} != {"complete"}:
@@ -63,7 +64,6 @@ def compare(one: Path, other: Path) -> Comparison:
 def _parts(record: Record) -> dict[str, dict[str, Any]]:
     """What is compared of a record, by subject."""
     return {
-        "config": spelled(record["config"]),
         "partition": {"hash": record["partition_hash"]},
         "data": record["data_sha256"] or {},
         "status": {"status": record["status"]},

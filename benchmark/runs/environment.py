@@ -8,7 +8,7 @@ import platform
 import re
 import sys
 import time
-from typing import Any
+from typing import Any, Literal
 
 from datamodules.common import system
 from datamodules.common.errors import ConfigError
@@ -42,6 +42,15 @@ def environment() -> dict[str, Any]:
 def machine(gpu: str | None = None) -> dict[str, Any]:
     """The entries of ``environment`` that must agree for times to be comparable, for a process on ``gpu``."""
     return {"cpu": cpu_model(), "cores": cores(), "gpu": gpu}
+
+
+def accelerator_here(accelerator: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
+    """``cpu`` or ``cuda``: what ``auto`` stands for here."""
+    import torch
+
+    if accelerator != "auto":
+        return accelerator
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def gpu_name(accelerator: str) -> str | None:

@@ -51,6 +51,8 @@ class Net(nn.Module):
 
     def forward(self, x):
         y = self.outer(self.norm(self.inner(x.flatten(1))))
+        if self.form == "pairs" and self.training and len(x) < 2:
+            raise IndexError("no pair")
         return (y, y) if self.form == "tuple" else y
 
 
@@ -74,7 +76,8 @@ def test_a_batch_of_one_that_batch_norm_cannot_train_on_is_found_before_the_firs
     with pytest.raises(ConfigError, match=r"client 0 has 41 labelled images: in batches of 8 .*min_batch 2"):
         fit(run)
     assert state(run.folder) == "missing"
-    for fine in ({"method__min_batch": 2}, {"model_args__norm": False}, {"method__batch_size": 64}):
+    pairs = {"model_args__form": "pairs", "model_args__norm": False, "method__batch_size": 64}
+    for fine in ({"method__min_batch": 2}, {"model_args__norm": False}, {"method__batch_size": 64}, pairs):
         assert state(fit(configuration(tmp_path, **{**NORM, **fine}))) == "complete"
 
 

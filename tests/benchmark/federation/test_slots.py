@@ -92,9 +92,26 @@ class ManualSchedule(Plain):
         schedule.step()
 
 
+class TwoOptimisers(Plain):
+    """Each keeps a momentum of its own of the same parameters."""
+
+    def __init__(self, model: Any, **base: Any) -> None:
+        super().__init__(model, **base)
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        settings, parameters = ((0.1, 0.9), (0.02, 0.5)), list(self.model.parameters())
+        return [torch.optim.SGD(parameters, rate, momentum, fused=True) for rate, momentum in settings]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        for optimizer in self.optimizers():  # type: ignore[union-attr]
+            self.descend(optimizer, super().training_step(batch, batch_idx))
+
+
 @pytest.mark.parametrize(
     ("cls", "recorded"),
     [
+        (TwoOptimisers, True),
         (LogsItsRate, True),
         (OneCycle, True),
         (BeforeSteps, True),

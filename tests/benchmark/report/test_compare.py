@@ -131,3 +131,10 @@ def test_a_record_is_text(make):
     found = compare(runs[0], again)
     assert found.within and "of 3 seeds" in found.lines[-1]
     assert compare(runs[0], make("c", seed=1, roster={"participants": 2})).within is None
+
+
+def test_an_option_of_today_does_not_part_equal_runs(make):
+    older, newer = make("a"), make("b")
+    change(older, lambda record: record["config"]["data"]["init_args"].pop("unlabelled_only"))
+    found = compare(older, newer)
+    assert found.equal and line(found, "config") == "equal"
