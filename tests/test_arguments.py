@@ -69,7 +69,7 @@ def rows() -> set[tuple[type, str]]:
         loaded = load(paper)
         for scale, spec in loaded.spec.scales.items():
             trials = [None, spec.tuning] if spec.tuning else [None]
-            for row, last in product([row for row in loaded.rows if not row.pending], trials):
+            for row, last in product(loaded.rows, trials):
                 config = from_dict(loaded.values(row, scale, last=last))
                 for slot in KINDS:
                     given = getattr(config, slot)

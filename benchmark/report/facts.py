@@ -59,11 +59,6 @@ def facts(
     without = suite.scale(plan.scale).without
     left = dict.fromkeys(row.method for row in table.rows if row.method in without)
     told["not at this scale"] = ", ".join(f"{label} ({without[label]})" for label in left)
-    waiting: dict[str, list[str]] = {}
-    for row in table.rows:
-        if row.pending:
-            waiting.setdefault(row.pending, []).append(f"{row.dataset} {row.method}")
-    told["pending"] = ", ".join(f"{_listed(names)} ({reason})" for reason, names in waiting.items())
     return told
 
 

@@ -33,7 +33,7 @@ def show(plan: Plan, every_run: bool = False) -> None:
             complete ones, followed by the runs that have started and are not complete.
     """
     if not plan.runs:
-        print(f"nothing is run at scale {plan.scale}: every row is pending, or left out")
+        print(f"nothing is run at scale {plan.scale}: every row is left out")
         return
     runs = pd.DataFrame([_progress(run, plan.found[key].state) for key, run in plan.runs.items()], index=[*plan.runs])
     acc = f"acc ({', '.join(dict.fromkeys(run.config.report for run in plan.runs.values()))})"

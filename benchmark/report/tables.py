@@ -28,7 +28,6 @@ COLUMNS = (
 )
 """Columns of the CSV; in ``columns`` stands what distinguishes rows of one label."""
 WIDTH = 100  # characters per line in a terminal
-UNPUBLISHED = Table.unpublished  # default reason for a missing published value
 OURS = "Ours: mean ± half-width of the 95 % t interval (number of seeds), in percent."
 RANKED = (
     "The best row on the first data set stands first, rows with failed runs last. "
@@ -99,8 +98,7 @@ class Page:
         self.suite, self.plan, self.published, self.table, self._known = suite, plan, published, table, known
         self.number, self.compare = table.number, suite.scale(plan.scale).compare and not plan.rounds
         self._at_scale = [row for row in table.rows if row.method not in suite.scale(plan.scale).without]
-        hidden = () if self.compare else suite.spec.replaced
-        self.columns = list(dict.fromkeys(c for row in self._at_scale for c in row.columns if c not in hidden))
+        self.columns = list(dict.fromkeys(c for row in self._at_scale for c in row.columns))
         blocks = [[self._judged(row, metric) for metric in table.metrics] for row in self._at_scale]
         if suite.ranked:
             blocks.sort(key=lambda block: _rank(block[0]))
@@ -133,19 +131,17 @@ class Page:
         return pd.DataFrame(self.cells, columns=COLUMNS).astype(dict.fromkeys(NUMBERS, "float64"))
 
     def _cell(self, row: Row, metric: str) -> dict[str, Any]:
-        """A cell without a verdict; a pending row has the configuration of another one on its data set."""
-        runs = {} if row.pending else self.plan.of_row[row.full_name]
+        """A cell without a verdict."""
+        runs = self.plan.of_row[row.full_name]
         states = {seed: self.plan.found[key].state for seed, key in runs.items()}
-        planned = [one for one in self._at_scale if one.full_name in self.plan.of_row and one.dataset == row.dataset]
-        alike = planned[-1:] if row.pending else [row]
-        config = self.plan.run(alike[0], self.plan.seeds[0]).config if alike else None
+        config = self.plan.run(row, self.plan.seeds[0]).config
         scores = self._scores(row, metric, self.suite.reading(self.plan.scale))
-        read = [name for name in READING if name != "averaged" or (config and config.average_last)]
+        read = [name for name in READING if name != "averaged" or config.average_last]
         return {
             "table": self.number,
             "dataset": row.dataset,
-            "data": config.data.name if config else "-",
-            "network": network(config) if config else "-",
+            "data": config.data.name,
+            "network": network(config),
             "method": row.method,
             "columns": ", ".join(f"{name}={row.columns[name]}" for name in self.columns if name in row.columns),
             "metric": metric,
@@ -160,7 +156,7 @@ class Page:
             "row": row,
             "scores": scores,
             "states": states,
-            "lacks": "pending" if row.pending else _lacks(states, len(scores)),
+            "lacks": _lacks(states, len(scores)),
         }
 
     def _scores(self, row: Row, metric: str, reading: str) -> pd.Series:
@@ -182,8 +178,7 @@ class Page:
                 cell |= {"verdict": "open", "note": unsound or "no seed in common with the control"}
                 if not unsound:
                     cell |= lead(cell["scores"], beside["scores"], printed, beside["published"], runs) or {}
-        unpublished = self.published and not printed
-        word = f"published: {self.table.unpublished}" if unpublished else cell["verdict"]
+        word = "published: none" if self.published and not printed else cell["verdict"]
         seeds = _count(cell) if 0 < cell["n"] < len(cell["states"]) else ""
         return {**cell, "status": "; ".join(filter(None, (seeds, cell["lacks"], word)))}
 
@@ -203,9 +198,8 @@ class Page:
 
     @property
     def _printed(self) -> bool:
-        """Whether the paper has values for this table, whether or not we know them."""
-        known = any(cell["published"] for cell in self.cells)
-        return bool(self.published) and (known or self.table.unpublished != UNPUBLISHED)
+        """Whether we know values of the paper for this table."""
+        return any(cell["published"] for cell in self.cells)
 
     def _layout(self, text: Callable[[Cell], str]) -> tuple[list[str], list[list[str]]]:
         """Heads and lines of what was run; columns are named by data set and, if there are several, metric."""
@@ -233,8 +227,6 @@ class Page:
             parts += [pipe_table(*self._layout(self._markdown_cell)), markdown(self._not_run()), markdown(self._open())]
         else:
             parts += [NOTHING]
-            if self._printed and not any(cell["published"] for cell in self.cells):
-                parts += [markdown(f"Published values: {self.table.unpublished}.")]
         if readings := self._readings():
             count = "four" if any("averaged" in cell for cell in self.cells) else "three"
             table = pipe_table(list(readings[0]), [list(line.values()) for line in readings])
@@ -245,7 +237,7 @@ class Page:
     def _markdown_cell(self, cell: Cell) -> str:
         parts = [markdown(_ours(cell))]
         if self._printed:
-            told = _published(cell) or self.table.unpublished
+            told = _published(cell) or "none"
             if cell["delta"] is not None:
                 beside = number(cell.get("prediction"), ", ± {:.2f}")
                 told += f" ({cell['delta']:+.{places(cell['published'])}f}{beside})"
@@ -365,7 +357,7 @@ def _rank(cell: Cell) -> tuple[int, float]:
 
 def _touched(cell: Cell) -> bool:
     """Whether any seed of a cell has been run."""
-    return bool(cell["n"]) or cell["lacks"] not in ("not run", "pending")
+    return bool(cell["n"]) or cell["lacks"] != "not run"
 
 
 def _count(cell: Cell) -> str:

@@ -25,7 +25,6 @@ class Row:
         method: label of the method, as published.
         columns: further columns that tell the row apart, as published.
         options: what the row changes in the configuration.
-        pending: why the row cannot be run yet; empty if it can.
     """
 
     table: str
@@ -33,7 +32,6 @@ class Row:
     method: str
     columns: dict[str, str]
     options: dict[str, Any]
-    pending: str = ""
 
     @property
     def name(self) -> str:
@@ -59,7 +57,6 @@ class Table:
         title: what it shows.
         metrics: names of its metrics.
         rows: its rows.
-        unpublished: what to print where the published file has no value.
         reference: label that the others are compared with, in a suite that ranks methods.
         bounds: labels of rows that use more information than a method may; they are not ranked.
         control: label of the row that effects are measured against; empty if the table has none.
@@ -72,7 +69,6 @@ class Table:
     title: str
     metrics: Sequence[str]
     rows: tuple[Row, ...]
-    unpublished: str = "none"
     reference: str = ""
     bounds: Sequence[str] = ()
     control: str = ""

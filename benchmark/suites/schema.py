@@ -88,7 +88,6 @@ class Layers(_PerDataset):
 class _Label(_Part):
     model_config = ConfigDict(extra="allow")  # options of its rows
     method: str = ""
-    pending: str = ""
 
 
 class _Row(_Part):
@@ -104,7 +103,6 @@ class _Table(_Part):
     metrics: list[Annotated[str, AfterValidator(_metric)]] = []
     rows: list[_Row] = []
     set: dict[str, Any] = {}
-    unpublished: str = "none"
     reference: str = ""
     bounds: list[str] = []
     control: str = ""
@@ -179,7 +177,6 @@ class SuiteSpec(_Part):
     tables: Annotated[dict[Word, _Table], Field(min_length=1)]
     scales: Annotated[dict[Scale, ScaleSpec], Field(min_length=1)]
     ranked: bool = False
-    replaced: list[str] = []
 
     @model_validator(mode="after")
     def _fill_untuned(self) -> "SuiteSpec":

@@ -66,8 +66,7 @@ class Suite:
         for dataset in spec.datasets:
             for row in spec.rows:
                 columns, options = dict(row.model_extra or {}), {**spec.set, **row.set}
-                pending = self.spec.labels[row.method].pending
-                rows.append(Row(number, dataset, row.method, columns, options, pending))
+                rows.append(Row(number, dataset, row.method, columns, options))
         return Table(number=number, rows=tuple(rows), **own)
 
     def scale(self, name: str) -> ScaleSpec:
@@ -260,8 +259,7 @@ class Suite:
 
     def _nothing(self, scale: str, methods: Collection[str]) -> ConfigError:
         """The error for filters, or a name, that no run passes; tells whether one of the methods is the reason."""
-        why = {row.method: f"pending: {row.pending}" for row in self.rows if row.pending}
-        why |= {name: f"not at scale {scale}: {reason}" for name, reason in self.scale(scale).without.items()}
+        why = {name: f"not at scale {scale}: {reason}" for name, reason in self.scale(scale).without.items()}
         reasons = [f"{name} is {why[name]}" for name in methods if name in why]
         told = "; ".join(reasons) or "no run passes all filters; leave one out"
         return ConfigError(f"{self.where}: {told}")
@@ -274,7 +272,7 @@ class Suite:
         """
         without = self.scale(scale).without
         meant = {row.full_name for pattern in patterns for row in self._meant(pattern, scale)}
-        own = [row for row in self.rows if not (row.pending or row.method in without)]
+        own = [row for row in self.rows if row.method not in without]
         return [row for row in own if not patterns or row.full_name in meant]
 
     def _meant(self, pattern: str, scale: str) -> list[Row]:

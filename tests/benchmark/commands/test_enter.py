@@ -27,7 +27,7 @@ class Mine(FedAvg):
     \"\"\"Averages (an example, 2026).\"\"\"
 """
 ENTER = ["enter", "--paper", "board.yaml", "--table", "one", "--method", "mine_of_a_stranger.Mine"]
-ENTER += ["--method.lr", "0.003", "--jobs", "1", "--wandb", "off"]
+ENTER += ["--method.lr", "0.24", "--jobs", "1", "--wandb", "off"]
 
 
 def times(board, runs="**"):

@@ -135,21 +135,14 @@ def test_only_the_seeds_of_the_suite_are_judged(seeds, done, note):
     assert line["note"] == note and line["status"].endswith("open" if note else "smaller")
 
 
-def test_what_is_not_published_is_said_in_the_tables_own_words():
-    suite = toy(tables={"4": {"unpublished": "not available to us"}})
+def test_what_is_not_published_is_said():
+    suite = toy()
     values = published(suite)
     del values[suite.rows[1].key("acc")]
     table = rendered("paper", {"low": 70.0, "high": 70.0}, suite=suite, values=values)
     high = lines(table)["high", "acc"]
-    assert (high["published"], high["status"]) == ("", "published: not available to us")
-    assert "| high | 70.00 ± 0.00 (3)<br>not available to us |" in " ".join(table.markdown.split())
-
-
-def test_pending_rows_are_told():
-    table = rendered("quick", {"high": 68.0}, suite=toy(labels={"low": {"pending": "needs a method"}}))
-    assert "pending: SVHN low (needs a method)" in table.markdown
-    assert "Not run: the row low." in table.markdown and "| low" not in table.markdown
-    assert lines(table)["low", "acc"]["data"] == lines(table)["high", "acc"]["data"] == "digits"
+    assert (high["published"], high["status"]) == ("", "published: none")
+    assert "| high | 70.00 ± 0.00 (3)<br>none |" in " ".join(table.markdown.split())
 
 
 @pytest.mark.parametrize(

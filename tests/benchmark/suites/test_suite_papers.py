@@ -7,7 +7,7 @@ import pytest
 
 from papers import load
 
-PRINTED = {"cbafed": 68, "feddb": 30, "feddure": 97, "fl2": 85, "proxyfl": 384, "rscfed": 144}
+PRINTED = {"cbafed": 68, "feddb": 30, "feddure": 97, "fl2": 85, "proxyfl": 336, "rscfed": 144}
 PORTS = ("FedMatch", "FedDure", "FedDB")
 TRAIN = {"CIFAR10": 50_000, "CIFAR100": 50_000, "SVHN": 73_257, "CINIC10": 90_000}
 """Training images of ProxyFL's data sets."""
