@@ -269,6 +269,24 @@ def test_a_folder_of_images_in_each_class_is_no_layout(here):
         pictures()
 
 
+def test_every_image_is_read_or_its_folder_is_named(here):
+    """Images beside the folders of classes were lost without a word."""
+    draw("pictures/train/a", "pictures/train/b", "pictures/train/Unlabeled/x", "pictures/unlabelled", count=2)
+    draw("pictures", "pictures/train", "pictures/test/a", "pictures/test/b", "pictures/val/a", "pictures/val/b")
+    os.symlink(here / "pictures/train/a/0.png", "pictures/train/link.png")
+    data = pictures()
+    assert len(data.train_images) == 8 and (true_labels(data)[4:] == HIDDEN).all()
+    (note,) = data.notes
+    assert sorted(note.split(": not read: ")[1].split("; ")[0].split(", ")) == [
+        "images in pictures (4)",
+        "images in pictures/train (4)",
+        "images in pictures/val (8)",
+    ]
+    draw("sites/bob", "sites/bob/a", "sites/eve/a", "sites/eve/b", count=3)
+    sites = ready(Folder, root="sites", clients_in="folders", num_clients=2)
+    assert sites.notes == ("sites: not read: images in sites/bob (3)",)
+
+
 # --- links and sizes
 
 
