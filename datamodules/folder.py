@@ -50,7 +50,8 @@ class Folder(FSSLDataModule):
             looked up in the data directory, then in the current folder.
         test_fraction: share of each class's images that becomes the test set, the same in every run, if there is no
             folder ``test``.
-        clients_in: ``folders``: training images are in ``<client>/<class>/`` and ``<client>/unlabeled/``.
+        clients_in: ``folders``: training images are in ``<client>/<class>/``, and in ``<client>/unlabeled/`` or
+            ``unlabeled/<client>/``.
         **base: see ``FSSLDataModule``.
 
     Raises:
@@ -125,11 +126,10 @@ def listing(root: Path, clients_in: str | None) -> Listing:
     unlabelled = [parts["unlabelled"]] if "unlabelled" in parts else []
     if "train" in parts:
         unlabelled += [path for path in _folders(parts["train"]) if _part(path) == "unlabelled"]
-    clients = {picture.client for picture in train}
     for place in unlabelled:
         for file in _images(place):
-            first = file.relative_to(place).parts[0]
-            train.append(Picture(file, None, first if first in clients else ""))
+            above = file.relative_to(place).parts[:-1]
+            train.append(Picture(file, None, above[0] if clients_in and above else ""))
     train.sort(key=lambda picture: picture.label is None)
     test = [picture for picture in test if picture.label is not None]
     if test and (apart := sorted(set(_classes(train)) ^ set(_classes(test)))):

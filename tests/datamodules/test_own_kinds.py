@@ -148,6 +148,14 @@ def test_clients_are_the_folders_above_the_classes(here):
     assert len(pooled.server.labelled) == 4 and pooled.class_counts("unlabelled").sum() == 8
 
 
+def test_a_client_may_have_images_without_a_label_alone(here):
+    """They went to other clients."""
+    draw("pictures/ann/a", "pictures/ann/b", "pictures/zoe/a", "pictures/unlabeled/bob/more")
+    data = pictures(clients_in="folders", test_fraction=0.25)
+    assert data.client_names == ("ann", "bob", "zoe")
+    assert data.clients[1].unlabelled.tolist() == np.flatnonzero(true_labels(data) == HIDDEN).tolist()
+
+
 @pytest.mark.parametrize("ids", [[10, 9, 2] * 4, ["x", "b", "c"] * 4])
 def test_clients_are_those_that_an_array_names(ids, here):
     file_of(client_ids=np.array(ids))
