@@ -83,6 +83,9 @@ def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any]
         if given is not None:
             held.append(np.flatnonzero(given.owners == NOBODY))
         rest = _rest(labels, held)
+        if not len(rest):
+            where = file or "the data set"
+            raise DataError(f"{where} gives nobody an image with a label: name the client of one at least")
         owners = None if given is None else given.owners[rest]
         partition = Draw(options, labels[rest], RandomState(seed), owners).partition().moved(rest)
         if len(unknown):

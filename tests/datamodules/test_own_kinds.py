@@ -200,6 +200,13 @@ def test_a_plain_file_says_who_has_what(here):
     assert with_clients({"hash": [0, 1], "labelled": [2], "format": [3, 4, 5]}).client_names[2] == "format"
 
 
+@pytest.mark.parametrize("options", [{}, {"scenario": "server", "unlabelled_only": True}])
+def test_some_client_has_an_image_with_a_label(options, here):
+    file_of(unlabelled_images=RNG.randint(0, 256, (2, 8, 8), np.uint8))
+    with pytest.raises(DataError, match=r"clients\.json gives nobody an image with a label"):
+        with_clients({"a": [12], "b": [13]}, num_clients=2, **options)
+
+
 BAD_CLIENTS = {
     "range": ({"a": [0, 99]}, "client 'a' have position 99; there are 12"),
     "double": ({"a": [0, 1, 1]}, "client 'a' have position 1 twice"),
