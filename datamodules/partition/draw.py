@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from datamodules.common import streams
 from datamodules.common.errors import ConfigError, DataError
+from datamodules.common.options import LABEL_OPTIONS
 from datamodules.partition.given import NOBODY, Given, read_clients
 from datamodules.partition.lists import NOTHING, Positions
 from datamodules.partition.partition import Partition
@@ -106,6 +107,9 @@ def _check(options: Options, unknown: int, given: Given | None) -> None:
         for name in ("labelled_from", "labelled_histogram", "labelled_partition"):
             if options[name] is not None:
                 raise ConfigError(f"data.{name} has no effect on clients that are given: leave it out")
+        if given.labelled is not None and (asked := [name for name in LABEL_OPTIONS if options[name] is not None]):
+            what = f"data.{asked[0]} has no effect, since {options['partition_file']} says which images have labels"
+            raise ConfigError(f"{what}: leave it out")
     if unknown and options["hidden_labels"] != "hidden":
         what = f"data.hidden_labels={options['hidden_labels']} needs the labels of all images"
         raise ConfigError(f"{what}, and {unknown} training images have none: leave it out")

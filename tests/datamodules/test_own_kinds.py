@@ -227,6 +227,13 @@ def test_a_plain_file_is_looked_at(name, here):
         with_clients(content, num_clients=1)
 
 
+@pytest.mark.parametrize("name", ["num_labels", "label_fraction", "labels_per_class"])
+def test_options_for_labels_do_not_go_with_a_file_that_names_them(name, here):
+    file_of()
+    with pytest.raises(ConfigError, match=rf"data\.{name} has no effect.*clients\.json.*leave it out"):
+        with_clients({"a": {"images": [0, 1], "labelled": 1}}, num_clients=1, scenario="all_clients", **{name: 1})
+
+
 @pytest.mark.parametrize("name", ["split.pth", "client_0.npz", "clients"])
 def test_what_others_save_is_named(name, here):
     file_of()
