@@ -121,6 +121,14 @@ BAD_ARRAYS = [
     ("test_labels", lambda labels: labels + 1, r"test labels must lie in 0\.\.2.*1\.\.3"),
     ("train_labels", lambda labels: labels * 2, "class 1 has no training image"),
     ("train_labels", lambda labels: labels + 10**12, r"must lie in 0\.\.30, .*1000000000002"),
+    ("train_labels", lambda labels: labels.astype(str), r"one integer per image.*<U21 \[30\]"),
+    ("train_labels", lambda labels: np.where(labels, labels, np.nan), r"one integer per image.*float64 \[30\]"),
+    (
+        "unlabelled_images",
+        lambda images: images / 255,
+        r"one type and size.*float64 \[4, 8, 8\].*uint8 \[30, 8, 8, 1\]",
+    ),
+    ("unlabelled_images", lambda images: np.stack([images] * 3, axis=-1), r"one type and size.*uint8 \[4, 8, 8, 3\]"),
 ]
 
 
@@ -128,7 +136,7 @@ BAD_ARRAYS = [
 def test_bad_arrays_are_refused(name, spoil, message, here, digits):
     """One message that names the file and what is wrong with it."""
     arrays = halves(*digits)
-    spoilt = spoil(arrays.pop(name))
+    spoilt = spoil(arrays.pop(name, digits[0][:4]))
     np.savez("x.npz", **arrays, **({} if spoilt is None else {name: spoilt}))
     with pytest.raises(DataError, match=rf"^x\.npz.*{message}"):
         ready(Npz, file="x.npz")
