@@ -77,8 +77,8 @@ class Npz(FSSLDataModule):
                 are = " and ".join(f"{array.dtype} {list(array.shape)}" for array in (extra, images[0]))
                 raise DataError(f"{file}: {name} and train_images must have one type and size; they are {are}")
             if clients is not None and len(clients) == len(labels[0]):
-                nobody = np.full(len(extra), "" if clients.dtype.kind == "U" else -1, clients.dtype)
-                clients = np.concatenate([clients, nobody])
+                nobody = "" if clients.dtype.kind == "U" else -1
+                clients = np.array(clients.tolist() + [nobody] * len(extra))  # whole numbers get a sign
             images[0] = np.concatenate([images[0], extra])
             labels[0] = np.concatenate([labels[0], np.full(len(extra), HIDDEN)])
         more = {"sha256": digests, "train_clients": clients, "notes": notes}

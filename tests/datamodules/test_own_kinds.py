@@ -174,6 +174,14 @@ def test_clients_are_those_that_an_array_names(ids, here):
         ready(Npz, file="x.npz", clients_in="client_ids")
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.uint64])
+def test_numbers_of_clients_have_any_type(kind, here):
+    file_of(client_ids=np.array([200, 9, 2] * 4).astype(kind), unlabelled_images=np.ones((3, 8, 8), np.uint8))
+    data = ready(Npz, file="x.npz", clients_in="client_ids", num_clients=2 if kind is np.int8 else 3)
+    owned = {"2": 4, "9": 4} | ({} if kind is np.int8 else {"200": 4})
+    assert dict(zip(data.client_names, data.class_counts("all").sum(1).tolist(), strict=True)) == owned
+
+
 def with_clients(content, **options):
     with open("clients.json", "w") as stream:
         json.dump(content, stream)
