@@ -199,7 +199,7 @@ def read_texts(root: Path) -> tuple[Texts, dict[str, str]]:
     """
     files = text_files(root)
     try:
-        digests = {file.name: sha256_of(file) for file in files}  # first: a pipe would never end
+        digests = {file.name: sha256_of(file) for file in files}
         found = _read_npz(files[0]) if len(files) == 1 else (*_read_csv(files[0]), *_read_csv(files[1]))
         for texts, labels in (found[:2], found[2:]):
             if len(texts) != len(labels) or set(np.unique(labels).tolist()) != set(range(len(CLASSES))):

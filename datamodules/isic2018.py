@@ -10,7 +10,6 @@ import numpy as np
 
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import DataError
-from datamodules.common.files import read_bytes
 from datamodules.io.sources import Arrays, Content, decoded, files_below, load
 
 CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
@@ -45,7 +44,7 @@ class ISIC2018(FSSLDataModule):
 
 def read_folder(sides: tuple[int, int], root: Path, files: list[Path]) -> Content:
     """Read the images that the metadata lists, for training and for testing as squares of these sides."""
-    rows = list(csv.DictReader(read_bytes(files[0]).decode().splitlines()))
+    rows = list(csv.DictReader(files[0].read_bytes().decode().splitlines()))
     images = {file.stem: file for file in files_below(files[0].parent) if file.suffix.lower() in (".jpg", ".jpeg")}
     if missing := [row["image_id"] for row in rows if row["image_id"] not in images]:
         raise DataError(f"{len(missing)} of {len(rows)} images are missing, first {missing[0]}.jpg")

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import DataError, message_of
-from datamodules.common.files import read_bytes
 from datamodules.common.options import Probability
 from datamodules.io.sources import Arrays, Content, Folder, load
 
@@ -82,7 +81,7 @@ def read_mnist(
 def _idx(file: Path, md5: str | None) -> NDArray[np.uint8]:
     """Read an IDX file of bytes, gzipped or not; its content must have the MD5, if one is given. Errors name it."""
     try:
-        data = gzip.decompress(read_bytes(file)) if file.suffix == ".gz" else read_bytes(file)
+        data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
         if md5 and (found := hashlib.md5(data, usedforsecurity=False).hexdigest()) != md5:
             raise DataError(f"its content has the MD5 {found} instead of {md5}")
         start, kind, axes = struct.unpack_from(">HBB", data)

@@ -8,7 +8,6 @@ from typing import Any
 import yaml
 
 from datamodules.common.errors import ConfigError
-from datamodules.common.files import read_bytes
 
 MOST_DEEP = 100  # levels of a YAML text
 LONG = 10_000  # characters, too few to crash the parser
@@ -60,7 +59,7 @@ def read_yaml(path: Path, before: str = "") -> dict[str, Any]:
         ConfigError: it cannot be read, or see ``load_yaml``.
     """
     try:
-        text = read_bytes(path).decode()
+        text = path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{before} {path}: {getattr(error, 'strerror', None) or error}".strip()) from None
     return load_yaml(text, str(path))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from datamodules.common.errors import ConfigError, DataError, message_of
-from datamodules.common.files import made_once, regular
+from datamodules.common.files import made_once
 from datamodules.io.npz import read_npz, write_npz
 from datamodules.partition.sites import HIDDEN
 
@@ -201,7 +201,7 @@ def _downloaded(name: str, place: Sequence[str], read: Reader, fetch: Callable[[
 
 def _open(name: str, read: Reader, root: Path, files: list[Path]) -> Arrays:
     try:
-        digests = {file.name: sha256_of(file) for file in files if not file.is_dir()}  # first: a pipe would never end
+        digests = {file.name: sha256_of(file) for file in files if not file.is_dir()}
         train_images, train_labels, test_images, test_labels, names, *clients = read(root, files)
         arrays = Arrays(train_images, train_labels, test_images, test_labels, tuple(names), digests, *clients)
         known = arrays.train_labels[arrays.train_labels != HIDDEN]
@@ -283,20 +283,20 @@ def files_below(place: Path) -> list[Path]:
 
 
 def sha256_of(file: Path) -> str:
-    """SHA-256 in hex of a regular file's bytes."""
-    with open(file, "rb", opener=regular) as stream:
+    """SHA-256 in hex of a file's bytes."""
+    with open(file, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager
 def opened(file: Path) -> Iterator[ImageFile.ImageFile]:
-    """Open a PNG or JPEG file; no other kind, whatever its name says, and no pipe.
+    """Open a PNG or JPEG file; no other kind, whatever its name says.
 
     Raises:
         DataError: it cannot be read, there or in what is done with it.
     """
     try:
-        with open(file, "rb", opener=regular) as stream, Image.open(stream, formats=FORMATS) as image:
+        with Image.open(file, formats=FORMATS) as image:
             yield image
     except DataError:
         raise

@@ -13,7 +13,7 @@ from numpy.random import RandomState
 from numpy.typing import NDArray
 
 from datamodules.common.errors import ConfigError, DataError
-from datamodules.common.files import read_bytes, write_atomic
+from datamodules.common.files import write_atomic
 from datamodules.partition.lists import NOTHING, Positions
 from datamodules.partition.partition import Partition
 from datamodules.partition.sites import HIDDEN
@@ -97,7 +97,7 @@ def read_clients(file: str, num_samples: int) -> Given:
         if path.suffix in (".pth", ".pt", ".pkl", ".pickle", ".npz", ".npy") or path.is_dir():
             what = "a folder" if path.is_dir() else f"a {path.suffix} file"
             raise DataError(f"it must be a JSON file, not {what}: {_FORM}")
-        text = read_bytes(path)
+        text = path.read_bytes()
         content = json.loads(text)
         if isinstance(content, Mapping) and "user_data" in content:
             raise DataError(f"it is a data set in LEAF's format: {_FORM}")
