@@ -9,9 +9,6 @@ import yaml
 
 from datamodules.common.errors import ConfigError
 
-MOST_DEEP = 100  # levels of a YAML text
-LONG = 10_000  # characters, too few to crash the parser
-
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
     """Dump plain data as YAML, in the given key order."""
@@ -25,27 +22,12 @@ def load_yaml(text: str, where: str) -> dict[str, Any]:
         ConfigError: not valid YAML, or not a mapping; the message starts with ``where``.
     """
     try:
-        if len(text) > LONG:
-            _check_depth(text)
         values = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a mapping of names to values")
     return values
-
-
-def _check_depth(text: str) -> None:
-    """Refuse YAML that is nested so deeply that it would crash the parser.
-
-    Raises:
-        YAMLError: it is, or it is not valid YAML before it gets so deep.
-    """
-    depth = 0
-    for event in yaml.parse(text, _Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MOST_DEEP:
-            raise yaml.YAMLError("it is nested too deeply")
 
 
 def read_yaml(path: Path, before: str = "") -> dict[str, Any]:
