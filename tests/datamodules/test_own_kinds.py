@@ -223,7 +223,7 @@ BAD_CLIENTS = {
     "list": ([[0, 1]], "has no clients"),
     "labels elsewhere": ({"a": {"images": [0], "labelled": [5]}}, "'a' is to have labels of position 5"),
     "too many labels": ({"a": {"images": [0, 1], "labelled": 3}}, "labels of 3 images; it has 2"),
-    "LEAF": ({"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [], "y": []}}}, "LEAF"),
+    "LEAF": ({"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [], "y": []}}}, "client 'users' must be"),
 }
 
 
@@ -246,7 +246,7 @@ def test_options_for_labels_do_not_go_with_a_file_that_names_them(name, here):
 def test_what_others_save_is_named(name, here):
     file_of()
     os.mkdir(name) if name == "clients" else (here / name).write_bytes(b"x")
-    with pytest.raises(DataError, match=rf"{name}: it must be a JSON file.*docs/data\.md"):
+    with pytest.raises(DataError, match=rf"{name}: .*give JSON.*docs/data\.md"):
         ready(Npz, file="x.npz", partition_file=name)
 
 
