@@ -28,7 +28,6 @@ class CINIC10(FSSLDataModule):
             [[f"{folder}/train", f"{folder}/test"] for folder in ("cinic10", "CINIC-10")],
             read_folders,
             "Get CINIC-10.tar.gz (doi:10.7488/ds/2448), unpack it into a folder cinic10, and move it",
-            slow=True,
         )
 
 

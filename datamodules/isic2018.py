@@ -38,7 +38,6 @@ class ISIC2018(FSSLDataModule):
             partial(read_folder, sides),
             "Get HAM10000 (doi:10.7910/DVN/DBW86T, CC BY-NC 4.0), unpack HAM10000_metadata and both folders of "
             "images into a folder isic2018, and move it",
-            slow=True,
         )
 
 

@@ -128,7 +128,6 @@ def load(
     read: Reader,
     remedy: str,
     fetch: Callable[[Path], object] | None = None,
-    slow: bool = False,
 ) -> Arrays:
     """Read ``<data_dir>/<name>.npz``, else the data set's files where they are all there, else download.
 
@@ -142,8 +141,8 @@ def load(
         places: where its files may lie, absolute or relative to the data directory; a download gives the first.
         read: decodes them.
         remedy: how a user can provide the files.
-        fetch: downloads into the given directory; None if there is no download.
-        slow: decoding takes minutes, so the result is cached.
+        fetch: downloads into the given directory; ``None`` if there is no download, as for data sets of single images,
+            whose decoding takes minutes: it is cached.
 
     Raises:
         ConfigError: the cache does not fit into memory.
@@ -155,7 +154,7 @@ def load(
         missing = [file for file in files if not file.exists()]
         if missing:
             absent.append(str(missing[0]))
-        elif slow and reader is read:
+        elif fetch is None and reader is read:
             return cached(name, data_dir, partial(_open, name, reader, root, files))
         else:
             return _open(name, reader, root, files)
