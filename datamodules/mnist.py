@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import DataError, message_of
 from datamodules.common.options import Probability
-from datamodules.io.sources import Arrays, Content, Folder, load
+from datamodules.io.sources import Arrays, Folder, load
 
 MD5 = {
     "train-images-idx3": "6bbc9ace898e44ae57da46a324031adb",
@@ -63,9 +63,9 @@ def read_mnist(
     """
     from torchvision import datasets
 
-    def read(root: Path, files: list[Path]) -> Content:
+    def read(root: Path, files: list[Path]) -> Arrays:
         train, train_labels, test, test_labels = map(_idx, files, md5)
-        return train[..., None], train_labels, test[..., None], test_labels, classes
+        return Arrays(train[..., None], train_labels, test[..., None], test_labels, tuple(classes), {})
 
     places = [f"{kind}/raw/{{}}-ubyte", f"{kind}/raw/{{}}-ubyte.gz", *more]
     return load(
@@ -78,7 +78,7 @@ def read_mnist(
     )
 
 
-def _idx(file: Path, md5: str | None) -> NDArray[np.uint8]:
+def _idx(file: Path, md5: str | None) -> NDArray[Any]:
     """Read an IDX file of bytes, gzipped or not; its content must have the MD5, if one is given. Errors name it."""
     try:
         data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()

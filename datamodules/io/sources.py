@@ -24,12 +24,6 @@ from datamodules.partition.sites import HIDDEN
 Folder = str | os.PathLike[str]
 Images = NDArray[np.uint8]
 Vectors = NDArray[np.float32]
-Content = Sequence[Any]
-"""Training images and labels, test images and labels, the classes' names, and perhaps the training images' clients."""
-
-Reader = Callable[[Path, list[Path]], Content]
-"""Decodes files, given the folder that they lie in (perhaps further below) and their paths."""
-
 FORMATS = ("PNG", "JPEG")
 """Pillow's formats that are opened, whatever a file is called: others, such as EPS, start programs."""
 
@@ -121,6 +115,10 @@ def _shape(array: NDArray[Any]) -> str:
     return f"{array.dtype} {list(array.shape)}"
 
 
+Reader = Callable[[Path, list[Path]], Arrays]
+"""Decodes files, given the folder that they lie in (perhaps further below) and their paths; digests are added later."""
+
+
 def load(
     name: str,
     data_dir: Folder,
@@ -201,8 +199,7 @@ def _downloaded(name: str, place: Sequence[str], read: Reader, fetch: Callable[[
 def _open(name: str, read: Reader, root: Path, files: list[Path]) -> Arrays:
     try:
         digests = {file.name: sha256_of(file) for file in files if not file.is_dir()}
-        train_images, train_labels, test_images, test_labels, names, *clients = read(root, files)
-        arrays = Arrays(train_images, train_labels, test_images, test_labels, tuple(names), digests, *clients)
+        arrays = replace(read(root, files), sha256=digests)
         known = arrays.train_labels[arrays.train_labels != HIDDEN]
         found = tuple(tuple(np.bincount(labels).tolist()) for labels in (known, arrays.test_labels))
         if found != (counts := CLASS_COUNTS.get(name.split("-")[0], found)):
@@ -218,9 +215,10 @@ def _open(name: str, read: Reader, root: Path, files: list[Path]) -> Arrays:
     return arrays
 
 
-def _read_cache(root: Path, files: list[Path]) -> Content:
+def _read_cache(root: Path, files: list[Path]) -> Arrays:
     data = read_npz(files[0], {*FIELDS, "train_clients"})
-    return *(data[field] for field in STORED), data["class_names"].tolist(), data.get("train_clients")
+    parts: dict[str, Any] = {field: data[field] for field in STORED}
+    return Arrays(**parts, class_names=data["class_names"].tolist(), sha256={}, train_clients=data.get("train_clients"))
 
 
 def channel_moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
