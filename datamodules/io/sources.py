@@ -236,13 +236,12 @@ def channel_moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...
     return tuple(means.round(6).tolist()), tuple(np.where(deviations > 0, deviations, 1.0).tolist())
 
 
-def random_split(arrays: Arrays, seed: int, share: float = 0.8) -> Arrays:
-    """Merge training and test images and split them randomly by image (as RSCFed's text says for all data sets).
+def random_split(arrays: Arrays, seed: int) -> Arrays:
+    """Merge training and test images and split them 80/20 by image, at random (RSCFed's text).
 
     Args:
         arrays: the published split.
         seed: seed of NumPy's legacy generator, called for one permutation.
-        share: share of all images that becomes the training set, rounded down.
 
     Images without a label stay training images, behind the others.
 
@@ -257,7 +256,7 @@ def random_split(arrays: Arrays, seed: int, share: float = 0.8) -> Arrays:
     labels = np.concatenate([arrays.train_labels, arrays.test_labels])
     known = np.flatnonzero(labels != HIDDEN)
     order = known[np.random.RandomState(seed).permutation(len(known))]
-    train, test = np.split(order, [int(share * len(known))])
+    train, test = np.split(order, [int(0.8 * len(known))])
     return arrays.dealt(images, labels, np.append(train, np.flatnonzero(labels == HIDDEN)), test)
 
 

@@ -137,7 +137,7 @@ def _with_unknown(
     return replace(partition, unlabelled=unlabelled, pool=np.concatenate([partition.pool, *added]))
 
 
-def validation_images(options: Options, images: int, seed: int, tested: Positions = NOTHING) -> Positions:
+def validation_images(options: Options, images: int, seed: int, tested: Positions) -> Positions:
     """Return ascending positions of the ``validation`` images, which go to nobody.
 
     The images at the positions ``tested`` count towards their number, but are not returned.
