@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
@@ -217,8 +218,16 @@ def _spread_classes(
 
 
 def _cuts(shares: NDArray[Any], below_cap: NDArray[np.bool_], size: int, rng: RandomState) -> Positions:
-    """Turn Dirichlet shares into the K - 1 cut points of a class of ``size`` > 0 samples."""
+    """Turn Dirichlet shares into the K - 1 cut points of a class of ``size`` > 0 samples.
+
+    Shares in float32 are those that FedDB's released code drew with torch, in the record of it that a test compares
+    with; they are normalised and summed in torch's order.
+    """
     shares = np.where(below_cap, shares, 0)
+    if shares.dtype == np.float32 and shares.sum() > 0:
+        narrow = torch.from_numpy(shares)
+        cuts: Positions = (torch.cumsum(narrow / narrow.sum(), 0) * size).long().numpy()[:-1]
+        return cuts
     total = shares.sum()
     if total > 0:
         shares = shares / total
