@@ -239,15 +239,9 @@ class Draw:
         return self._labels_at_partial_clients()
 
     def spread(self, pool: Positions, num_clients: int, kind: str | None = None) -> list[Positions]:
-        """One array of the positions ``pool`` per client, by a rule of this ``kind`` (default: ``partition``).
-
-        Raises:
-            DataError: impossible sizes.
-        """
+        """One array of the positions ``pool`` per client, by a rule of this ``kind`` (default: ``partition``)."""
         if self.owners is not None:
             return [pool[self.owners[pool] == client] for client in range(num_clients)]
-        if not 1 <= num_clients <= len(pool):
-            raise DataError(f"cannot spread {len(pool)} samples over {num_clients} clients: choose fewer clients")
         o, labels = self.options, self.labels[pool]
         rng = self.rng if o["split_seed"] is None else RandomState(o["split_seed"])
         kind = kind or o["partition"]

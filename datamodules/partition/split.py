@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.random import RandomState
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from datamodules.common.errors import DataError
 from datamodules.partition.lists import Lists, Positions
@@ -22,7 +22,7 @@ MAX_ATTEMPTS = 10_000
 
 
 def dirichlet(
-    labels: Labels,
+    labels: ArrayLike,
     num_clients: int,
     beta: float,
     rng: RandomState,
@@ -59,6 +59,7 @@ def dirichlet(
     Raises:
         DataError: impossible sizes, or ``min_size`` not met in 10 000 passes.
     """
+    labels = check_labels(labels, num_clients)
     classes, available = _spread_classes(labels, num_clients, num_classes, min_size)
     concentration = np.full(num_clients, beta)
     capacity = len(labels) / num_clients
@@ -92,7 +93,7 @@ def dirichlet(
 
 
 def pairs(
-    labels: Labels, num_clients: int, beta: float, rng: RandomState, num_classes: int | None = None
+    labels: ArrayLike, num_clients: int, beta: float, rng: RandomState, num_classes: int | None = None
 ) -> list[Positions]:
     """Spread random shares of the pool over two clients each with ``dirichlet``, then cut all into equal lists.
 
@@ -118,6 +119,7 @@ def pairs(
     Raises:
         DataError: impossible sizes, or no such draw in 10 000 passes.
     """
+    labels = check_labels(labels, num_clients)
     classes, available = _spread_classes(labels, num_clients, num_classes, 1)
     order = np.concatenate(classes)
     rng.shuffle(order)
@@ -133,7 +135,7 @@ def pairs(
 
 
 def dirichlet_per_client(
-    labels: Labels,
+    labels: ArrayLike,
     num_clients: int,
     beta: float,
     rng: RandomState,
@@ -166,6 +168,7 @@ def dirichlet_per_client(
     Raises:
         DataError: impossible sizes.
     """
+    labels = check_labels(labels, num_clients)
     classes, available = _spread_classes(labels, num_clients, num_classes, max(1, min_size))
     members = [positions for positions in classes if len(positions)]
     if shuffle:
@@ -238,7 +241,7 @@ def _cuts(shares: NDArray[Any], below_cap: NDArray[np.bool_], size: int, rng: Ra
 
 
 def iid(
-    labels: Labels,
+    labels: ArrayLike,
     num_clients: int,
     rng: RandomState,
     remainder: Literal["drop", "last"] = "drop",
@@ -261,7 +264,11 @@ def iid(
 
     Returns:
         K arrays of positions into ``labels``.
+
+    Raises:
+        DataError: impossible sizes.
     """
+    labels = check_labels(labels, num_clients)
     size, left = divmod(len(labels), num_clients)
     order = np.arange(len(labels))
     for _ in range(permutations):
@@ -346,6 +353,14 @@ def pick_labelled(parts: Sequence[Positions], labels: Labels, rule: Rule, count:
         order[place], order[other] = client, away
         places[client], places[away] = place, other
     return order
+
+
+def check_labels(labels: ArrayLike, num_clients: int = 1) -> Labels:
+    """Return labels as int64 [N]; raise `DataError` if they are too few for the clients."""
+    array = np.asarray(labels, dtype=np.int64)
+    if not 1 <= num_clients <= len(array):
+        raise DataError(f"cannot spread {len(array)} samples over {num_clients} clients: choose fewer clients")
+    return array
 
 
 def class_members(labels: Labels, num_classes: int | None = None) -> list[Positions]:
