@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, DataError, message_of
+from datamodules.common.options import Positive
 from datamodules.io import text
 from datamodules.io.npz import read_npz
 from datamodules.io.sources import Arrays, sha256_of
@@ -64,7 +65,7 @@ class AGNews(FSSLDataModule):
         encoder: Literal["bert", "minilm"] = "bert",
         strong: Literal["back_translation", "words"] = "back_translation",
         texts: Literal["all", "listed"] = "all",
-        texts_per_class: int = 12_500,
+        texts_per_class: Positive = 12_500,
         pipeline: str = "feature_versions",
         **base: Any,
     ) -> None:
@@ -198,7 +199,7 @@ def read_texts(root: Path) -> tuple[Texts, dict[str, str]]:
     """
     files = text_files(root)
     try:
-        digests = {file.name: sha256_of(file) for file in files}  # first: a pipe would never end
+        digests = {file.name: sha256_of(file) for file in files}
         found = _read_npz(files[0]) if len(files) == 1 else (*_read_csv(files[0]), *_read_csv(files[1]))
         for texts, labels in (found[:2], found[2:]):
             if len(texts) != len(labels) or set(np.unique(labels).tolist()) != set(range(len(CLASSES))):

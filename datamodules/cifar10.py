@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from datamodules.base import FSSLDataModule
-from datamodules.io.sources import Arrays, Content, Folder, load
+from datamodules.io.sources import Arrays, Folder, load
 
 
 class CIFAR10(FSSLDataModule):
@@ -27,9 +27,10 @@ def read_cifar(kind: str, folder: str, files: tuple[str, ...], data_dir: Folder)
 
     make = getattr(datasets, kind)
 
-    def read(root: Path, files: list[Path]) -> Content:
+    def read(root: Path, files: list[Path]) -> Arrays:
         train, test = make(root, train=True), make(root, train=False)
-        return train.data, np.array(train.targets), test.data, np.array(test.targets), train.classes
+        labels = [np.array(part.targets) for part in (train, test)]
+        return Arrays(train.data, labels[0], test.data, labels[1], tuple(train.classes), {})
 
     return load(
         kind.lower(),

@@ -6,7 +6,7 @@ import numpy as np
 
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import DataError
-from datamodules.io.sources import Arrays, Content, decoded, load
+from datamodules.io.sources import Arrays, decoded, load
 
 
 class CINIC10(FSSLDataModule):
@@ -28,11 +28,10 @@ class CINIC10(FSSLDataModule):
             [[f"{folder}/train", f"{folder}/test"] for folder in ("cinic10", "CINIC-10")],
             read_folders,
             "Get CINIC-10.tar.gz (doi:10.7488/ds/2448), unpack it into a folder cinic10, and move it",
-            slow=True,
         )
 
 
-def read_folders(root: Path, folders: list[Path]) -> Content:
+def read_folders(root: Path, folders: list[Path]) -> Arrays:
     """Read the images ``<part>/<class>/<file>`` of both parts, sorted by class name, then by file name.
 
     Raises:
@@ -43,8 +42,9 @@ def read_folders(root: Path, folders: list[Path]) -> Content:
     classes, other = (find_classes(folder)[0] for folder in folders)
     if classes != other:
         raise DataError(f"the classes of {folders[0].name} are {classes}, those of {folders[1].name} {other}")
-    content = []
+    images, labels = [], []
     for folder in folders:
         samples = make_dataset(folder, extensions=".png")
-        content += [decoded([Path(file) for file, _ in samples], 32, 32), np.array([label for _, label in samples])]
-    return *content, classes
+        images.append(decoded([Path(file) for file, _ in samples], 32, 32))
+        labels.append(np.array([label for _, label in samples]))
+    return Arrays(images[0], labels[0], images[1], labels[1], tuple(classes), {})

@@ -46,11 +46,12 @@ class Folder(FSSLDataModule):
 
     Args:
         root: folder with ``train/<class>/`` and ``test/<class>/``, or with ``<class>/`` only, and perhaps with images
-            in ``unlabeled/``, whose class nobody knows and which come last; a relative path is looked up in the data
-            directory, then in the current folder.
+            in ``unlabeled/`` or ``train/unlabeled/``, whose class nobody knows and which come last; a relative path is
+            looked up in the data directory, then in the current folder.
         test_fraction: share of each class's images that becomes the test set, the same in every run, if there is no
             folder ``test``.
-        clients_in: ``folders``: training images are in ``<client>/<class>/`` and ``<client>/unlabeled/``.
+        clients_in: ``folders``: training images are in ``<client>/<class>/``, and in ``<client>/unlabeled/`` or
+            ``unlabeled/<client>/``.
         **base: see ``FSSLDataModule``.
 
     Raises:
@@ -117,26 +118,40 @@ def listing(root: Path, clients_in: str | None) -> Listing:
     """
     if not root.is_dir():
         raise DataError(f"data.root={root} is no folder; give one with train/<class>/ and test/<class>/, or <class>/")
-    parts, skipped = _parts(root)
-    others: Counter[str] = Counter()
-    train = _pictures(parts.get("train", root), clients_in, others)
-    test = _pictures(parts["test"], clients_in, others) if "test" in parts else []
+    parts = _parts(root)
+    train = _pictures(parts.get("train", root), clients_in)
+    test = _pictures(parts["test"], clients_in) if "test" in parts else []
     if clients_in and not any(picture.client for picture in train):
         raise DataError(f"{parts.get('train', root)} has no folders of clients: give <client>/<class>/")
-    if "unlabelled" in parts:
-        clients = {picture.client for picture in train}
-        for file in _images(parts["unlabelled"], others):
-            first = file.relative_to(parts["unlabelled"]).parts[0]
-            train.append(Picture(file, None, first if first in clients else ""))
+    unlabelled = [parts["unlabelled"]] if "unlabelled" in parts else []
+    if "train" in parts:
+        unlabelled += [path for path in _folders(parts["train"]) if _part(path) == "unlabelled"]
+    for place in unlabelled:
+        for file in _images(place):
+            above = file.relative_to(place).parts[:-1]
+            train.append(Picture(file, None, above[0] if clients_in and above else ""))
     train.sort(key=lambda picture: picture.label is None)
     test = [picture for picture in test if picture.label is not None]
     if test and (apart := sorted(set(_classes(train)) ^ set(_classes(test)))):
         raise DataError(f"{root}: train and test need the same classes; only one has {', '.join(map(repr, apart))}")
-    notes = [f"{root}: not read: the folders {', '.join(skipped)}"] if skipped else []
-    if others:
-        kinds = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in others.most_common())
-        notes.append(f"{root}: not read: {kinds}; images are {', '.join(SUFFIXES)}")
-    return Listing(train, test, tuple(notes))
+    return Listing(train, test, _notes(root, [picture.file for picture in (*train, *test)]))
+
+
+def _notes(root: Path, read: list[Path]) -> tuple[str, ...]:
+    """What was not read below ``root``: images by the highest folder that none was read from, other files by suffix."""
+    paths = set(read)
+    left = [file for file in sources.files_below(root) if file not in paths]
+    others = Counter(file.suffix.lower() for file in left if file.suffix.lower() not in SUFFIXES)
+    images: Counter[Path] = Counter()
+    if len(left) > others.total():  # links may lead to images that were read; they take long to follow
+        real, entered = {file.resolve() for file in read}, {folder for file in read for folder in file.parents}
+        for file in left:
+            if file.suffix.lower() in SUFFIXES and file.resolve() not in real:
+                images[next((folder for folder in reversed(file.parents) if folder not in entered), file.parent)] += 1
+    told = [f"images in {folder} ({count})" for folder, count in images.most_common()]
+    told += [f"{count} {suffix or 'without a suffix'}" for suffix, count in others.most_common()]
+    kinds = f"; images are {', '.join(SUFFIXES)}" if others else ""
+    return (f"{root}: not read: {', '.join(told)}{kinds}",) if told else ()
 
 
 def _classes(pictures: list[Picture]) -> tuple[str, ...]:
@@ -154,8 +169,8 @@ def _part(path: Path) -> str | None:
     return None if match is None else (match[1] or "unlabelled").lower()
 
 
-def _parts(root: Path) -> tuple[dict[str, Path], list[str]]:
-    """The folders of the parts that ``root`` is split into, and the names of those that are not read.
+def _parts(root: Path) -> dict[str, Path]:
+    """The folders of the parts that ``root`` is split into.
 
     Raises:
         DataError: it is not clear which folder is to be trained or tested on.
@@ -171,25 +186,24 @@ def _parts(root: Path) -> tuple[dict[str, Path], list[str]]:
         parts[part] = path
     if "test" in parts and "train" not in parts:
         raise DataError(f"{root} has test but no train; add train/<class>/, or give <class>/ only")
-    beside = [path.name for path in _folders(root) if _part(path) is None] if "train" in parts else []
-    splits = [name for name in beside if _SPLIT.fullmatch(name)]
-    if splits and "test" not in parts:
+    splits = [path.name for path in _folders(root) if _SPLIT.fullmatch(path.name)]
+    if splits and "train" in parts and "test" not in parts:
         what = f"{root} is split into {parts['train'].name} and {', '.join(splits)}"
         raise DataError(f"{what}; call the one to test on 'test', or move it away to test on a share of the others")
-    return parts, beside
+    return parts
 
 
-def _pictures(place: Path, clients_in: str | None, others: Counter[str]) -> list[Picture]:
+def _pictures(place: Path, clients_in: str | None) -> list[Picture]:
     """The images of a part by client, class and path; those without a label have the class ``None``."""
     above = [path for path in _folders(place) if _part(path) != "unlabelled"]
     if not clients_in or not any(map(_folders, above)):
         _check_classes(place, above)
-        return [Picture(file, path.name) for path in above for file in _images(path, others)]
+        return [Picture(file, path.name) for path in above for file in _images(path)]
     found: list[Picture] = []
     for client in above:
         for path in _folders(client):
             label = None if _part(path) == "unlabelled" else path.name
-            found += [Picture(file, label, client.name) for file in _images(path, others, least=0)]
+            found += [Picture(file, label, client.name) for file in _images(path, least=0)]
     return found
 
 
@@ -214,19 +228,18 @@ def _check_classes(place: Path, classes: list[Path]) -> None:
         )
 
 
-def _images(place: Path, others: Counter[str], least: int = 1) -> list[Path]:
-    """The images below a folder; files of other kinds are counted by their suffix.
+def _images(place: Path, least: int = 1) -> list[Path]:
+    """The images below a folder.
 
     Raises:
         DataError: there are fewer than ``least``.
     """
     files = sources.files_below(place)
     found = [file for file in files if file.suffix.lower() in SUFFIXES]
-    counts = Counter(file.suffix.lower() for file in files if file.suffix.lower() not in SUFFIXES)
     if len(found) < least:
+        counts = Counter(file.suffix.lower() for file in files)
         only = f", only {', '.join(f'{count} {suffix}' for suffix, count in counts.items())}" if counts else ""
         raise DataError(f"{place} has no images ({', '.join(SUFFIXES)}){only}; add some, or remove the folder")
-    others.update(counts)
     return found
 
 

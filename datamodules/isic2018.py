@@ -10,8 +10,7 @@ import numpy as np
 
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import DataError
-from datamodules.common.files import read_bytes
-from datamodules.io.sources import Arrays, Content, decoded, files_below, load
+from datamodules.io.sources import Arrays, decoded, files_below, load
 
 CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 
@@ -39,21 +38,20 @@ class ISIC2018(FSSLDataModule):
             partial(read_folder, sides),
             "Get HAM10000 (doi:10.7910/DVN/DBW86T, CC BY-NC 4.0), unpack HAM10000_metadata and both folders of "
             "images into a folder isic2018, and move it",
-            slow=True,
         )
 
 
-def read_folder(sides: tuple[int, int], root: Path, files: list[Path]) -> Content:
+def read_folder(sides: tuple[int, int], root: Path, files: list[Path]) -> Arrays:
     """Read the images that the metadata lists, for training and for testing as squares of these sides."""
-    rows = list(csv.DictReader(read_bytes(files[0]).decode().splitlines()))
-    images = {file.stem: file for file in files_below(files[0].parent) if file.suffix.lower() in (".jpg", ".jpeg")}
-    if missing := [row["image_id"] for row in rows if row["image_id"] not in images]:
+    rows = list(csv.DictReader(files[0].read_bytes().decode().splitlines()))
+    places = {file.stem: file for file in files_below(files[0].parent) if file.suffix.lower() in (".jpg", ".jpeg")}
+    if missing := [row["image_id"] for row in rows if row["image_id"] not in places]:
         raise DataError(f"{len(missing)} of {len(rows)} images are missing, first {missing[0]}.jpg")
-    content = []
+    images, labels = [], []
     for part, side in zip(split(len(rows)), sides, strict=True):
-        content.append(decoded([images[rows[i]["image_id"]] for i in part], side, side))
-        content.append(np.array([CLASSES.index(rows[i]["dx"]) for i in part]))
-    return *content, CLASSES
+        images.append(decoded([places[rows[i]["image_id"]] for i in part], side, side))
+        labels.append(np.array([CLASSES.index(rows[i]["dx"]) for i in part]))
+    return Arrays(images[0], labels[0], images[1], labels[1], CLASSES, {})
 
 
 def split(num_images: int) -> tuple[list[int], list[int]]:

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import DataError, message_of
-from datamodules.common.files import read_bytes
 from datamodules.common.options import Probability
-from datamodules.io.sources import Arrays, Content, Folder, load
+from datamodules.io.sources import Arrays, Folder, load
 
 MD5 = {
     "train-images-idx3": "6bbc9ace898e44ae57da46a324031adb",
@@ -64,9 +63,9 @@ def read_mnist(
     """
     from torchvision import datasets
 
-    def read(root: Path, files: list[Path]) -> Content:
+    def read(root: Path, files: list[Path]) -> Arrays:
         train, train_labels, test, test_labels = map(_idx, files, md5)
-        return train[..., None], train_labels, test[..., None], test_labels, classes
+        return Arrays(train[..., None], train_labels, test[..., None], test_labels, tuple(classes), {})
 
     places = [f"{kind}/raw/{{}}-ubyte", f"{kind}/raw/{{}}-ubyte.gz", *more]
     return load(
@@ -79,10 +78,10 @@ def read_mnist(
     )
 
 
-def _idx(file: Path, md5: str | None) -> NDArray[np.uint8]:
+def _idx(file: Path, md5: str | None) -> NDArray[Any]:
     """Read an IDX file of bytes, gzipped or not; its content must have the MD5, if one is given. Errors name it."""
     try:
-        data = gzip.decompress(read_bytes(file)) if file.suffix == ".gz" else read_bytes(file)
+        data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
         if md5 and (found := hashlib.md5(data, usedforsecurity=False).hexdigest()) != md5:
             raise DataError(f"its content has the MD5 {found} instead of {md5}")
         start, kind, axes = struct.unpack_from(">HBB", data)

@@ -60,7 +60,8 @@ class Npz(FSSLDataModule):
         images = [_with_channels(found[f"{part}_images"]) for part in parts]
         labels = [found[f"{part}_labels"] for part in parts]
         labels = [array[:, 0] if array.shape[1:] == (1,) else array for array in labels]
-        top = min(int(labels[0].max(initial=0)), len(labels[0]))  # not 10^12 names where labels are ids
+        whole = labels[0].dtype.kind in "iu"  # otherwise ``arrays_of`` refuses them
+        top = min(int(labels[0].max(initial=0)), len(labels[0])) if whole else 0  # not 10^12 names where labels are ids
         names = tuple(map(str, found["class_names"].tolist() if "class_names" in found else range(top + 1)))
         clients = found.get("client_ids")
         notes: tuple[str, ...] = ()
@@ -70,10 +71,14 @@ class Npz(FSSLDataModule):
             )
         if clients is not None and not self.hparams.clients_in:
             clients, notes = None, (f"{file}: not read: client_ids; to use them, give --data.clients_in client_ids",)
-        for extra in (_with_channels(found[name]) for name in UNLABELLED if name in found):
+        for name in (name for name in UNLABELLED if name in found):
+            extra = _with_channels(found[name])
+            if (extra.dtype, extra.shape[1:]) != (images[0].dtype, images[0].shape[1:]):
+                are = " and ".join(f"{array.dtype} {list(array.shape)}" for array in (extra, images[0]))
+                raise DataError(f"{file}: {name} and train_images must have one type and size; they are {are}")
             if clients is not None and len(clients) == len(labels[0]):
-                nobody = np.full(len(extra), "" if clients.dtype.kind == "U" else -1, clients.dtype)
-                clients = np.concatenate([clients, nobody])
+                nobody = "" if clients.dtype.kind == "U" else -1
+                clients = np.array(clients.tolist() + [nobody] * len(extra))  # whole numbers get a sign
             images[0] = np.concatenate([images[0], extra])
             labels[0] = np.concatenate([labels[0], np.full(len(extra), HIDDEN)])
         more = {"sha256": digests, "train_clients": clients, "notes": notes}

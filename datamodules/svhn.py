@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from datamodules.base import FSSLDataModule
-from datamodules.io.sources import Arrays, Content, load
+from datamodules.io.sources import Arrays, load
 
 
 class SVHN(FSSLDataModule):
@@ -17,10 +17,10 @@ class SVHN(FSSLDataModule):
         """Images 32x32x3 in the order of the two files, which torchvision reads."""
         from torchvision import datasets
 
-        def read(root: Path, files: list[Path]) -> Content:
+        def read(root: Path, files: list[Path]) -> Arrays:
             train, test = (datasets.SVHN(root, split) for split in ("train", "test"))
             images = [part.data.transpose(0, 2, 3, 1) for part in (train, test)]
-            return images[0], train.labels, images[1], test.labels, "0123456789"
+            return Arrays(images[0], train.labels, images[1], test.labels, tuple("0123456789"), {})
 
         return load(
             "svhn",

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from benchmark.federation.collectives import from_first, tensors_in, to_device
 from datamodules.common.errors import RunError
-from datamodules.common.files import named, read_bytes, replacing
+from datamodules.common.files import named, replacing
 
 MAGIC = b"fssl-bench checkpoint 2\n"
 DIGEST_BYTES = 32
@@ -357,7 +357,8 @@ def read_intact(path: Path, digest: str | None = None) -> bytes:
         Damaged: it cannot be read, or has another.
     """
     try:
-        body = read_bytes(path)
+        with open(path, "rb") as file:
+            body = file.read()
     except OSError as error:
         raise Damaged(f"{path.parent.name}/{path.name}: {error.strerror}") from None
     if digest is not None and hashlib.sha256(body).hexdigest() != digest:

@@ -23,7 +23,7 @@ from benchmark.runs.lock import Claim, run_lock
 from benchmark.runs.records import AVERAGED, FACTS, READINGS, Record, Row, finite
 from benchmark.runs.states import CHECKPOINTS
 from datamodules.common.errors import RunError
-from datamodules.common.files import named, regular, write_atomic
+from datamodules.common.files import named, write_atomic
 from datamodules.common.yaml import dump_yaml
 
 OUTER_FOLDERS = re.compile(r'(?<=  File ").*[/\\](?=[^/\\"]+[/\\][^/\\"]+")')  # of a traceback's files
@@ -160,7 +160,7 @@ class RunFolder:
         self.check_claim()
         path = self.path / "metrics.jsonl"
         line = line_of(row)
-        with named(path), open(path, "a", encoding="utf-8", opener=regular) as file:
+        with named(path), open(path, "a", encoding="utf-8") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())

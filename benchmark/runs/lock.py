@@ -21,7 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from datamodules.common.errors import RunError
-from datamodules.common.files import named, read_bytes, regular
+from datamodules.common.files import named
 
 NAME = "run.lock"
 PATIENCE_S = 0.2  # for ``locked``, which holds the lock for an instant
@@ -108,7 +108,7 @@ def run_lock(folder: Path, heartbeat_s: float = 5.0) -> Iterator[Claim]:
 def locked(folder: Path) -> bool:
     """Whether a live process (visible from this host) holds the folder."""
     try:
-        with open(folder / NAME, "rb", opener=regular) as file:
+        with open(folder / NAME, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two simultaneous checks do not see each other
     except BlockingIOError:
         return True
@@ -120,7 +120,7 @@ def locked(folder: Path) -> bool:
 def holder(folder: Path) -> dict[str, Any]:
     """Return ``pid`` and ``host`` of the last holder; empty after a clean release."""
     try:
-        found = json.loads(read_bytes(folder / NAME))
+        found = json.loads((folder / NAME).read_bytes())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

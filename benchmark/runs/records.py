@@ -21,7 +21,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import from_json, to_json
 
 from datamodules.common.errors import RunError
-from datamodules.common.files import read_bytes
 
 SCHEMA_VERSION = 2  # 1 had no digest
 READINGS = ("final", "best", "last_k_mean")
@@ -184,7 +183,7 @@ def read_rows(path: Path) -> list[Row]:
     """
     file, rows = path / "metrics.jsonl", list[Row]()
     try:
-        whole, _, _ = read_bytes(file).rpartition(b"\n") if file.exists() else (b"", b"", b"")
+        whole, _, _ = file.read_bytes().rpartition(b"\n") if file.exists() else (b"", b"", b"")
         for line in whole.splitlines():
             row = from_json(line, allow_inf_nan=False)
             _RunRow.model_validate(row)
@@ -201,7 +200,7 @@ def read_rows(path: Path) -> list[Row]:
 def last_row(path: Path) -> Row | None:
     """Read the last complete row of ``metrics.jsonl`` only; ``None`` if it cannot be read."""
     try:
-        row = from_json(read_bytes(path / "metrics.jsonl").split(b"\n")[-2], allow_inf_nan=False)
+        row = from_json((path / "metrics.jsonl").read_bytes().split(b"\n")[-2], allow_inf_nan=False)
         return row if isinstance(row["round"], int) else None
     except (OSError, ValueError, LookupError, TypeError):
         return None
@@ -230,7 +229,7 @@ def read_record(path: Path) -> Record:
     if not os.path.lexists(file):
         raise RunError(f"there is no run at {path}: it has no record.json")
     try:
-        record = from_json(read_bytes(file), allow_inf_nan=False)
+        record = from_json(file.read_bytes(), allow_inf_nan=False)
     except (OSError, ValueError) as error:
         raise RunError(f"{file}: cannot be read ({error}); delete the folder to start over") from None
     validate(record, str(file))

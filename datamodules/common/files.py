@@ -1,9 +1,7 @@
-"""Regular files alone, atomic writes, files made once, and disk errors that name the file."""
+"""Atomic writes, files made once, and disk errors that name the file."""
 
-import errno
 import os
 import secrets
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,41 +10,6 @@ from typing import BinaryIO
 from filelock import FileLock
 
 from datamodules.common.errors import DataError
-
-
-def regular(path: str | Path, flags: int) -> int:
-    """Open a regular file without blocking on other kinds, like ``os.open`` or as ``open(..., opener=regular)``.
-
-    Args:
-        path: the file.
-        flags: as for ``os.open``.
-
-    Returns:
-        The file descriptor.
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file (a pipe would block).
-    """
-    try:
-        handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # a pipe without a reader, or a socket
-            raise _irregular(path) from None
-        raise
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise _irregular(path)
-    return handle
-
-
-def read_bytes(path: Path) -> bytes:
-    """Read the bytes of a regular file; see ``regular``."""
-    with open(path, "rb", opener=regular) as file:
-        return file.read()
-
-
-def _irregular(path: str | Path) -> OSError:
-    return OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 @contextmanager

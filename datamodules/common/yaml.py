@@ -8,10 +8,6 @@ from typing import Any
 import yaml
 
 from datamodules.common.errors import ConfigError
-from datamodules.common.files import read_bytes
-
-MOST_DEEP = 100  # levels of a YAML text
-LONG = 10_000  # characters, too few to crash the parser
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
@@ -26,27 +22,12 @@ def load_yaml(text: str, where: str) -> dict[str, Any]:
         ConfigError: not valid YAML, or not a mapping; the message starts with ``where``.
     """
     try:
-        if len(text) > LONG:
-            _check_depth(text)
         values = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a mapping of names to values")
     return values
-
-
-def _check_depth(text: str) -> None:
-    """Refuse YAML that is nested so deeply that it would crash the parser.
-
-    Raises:
-        YAMLError: it is, or it is not valid YAML before it gets so deep.
-    """
-    depth = 0
-    for event in yaml.parse(text, _Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MOST_DEEP:
-            raise yaml.YAMLError("it is nested too deeply")
 
 
 def read_yaml(path: Path, before: str = "") -> dict[str, Any]:
@@ -60,7 +41,7 @@ def read_yaml(path: Path, before: str = "") -> dict[str, Any]:
         ConfigError: it cannot be read, or see ``load_yaml``.
     """
     try:
-        text = read_bytes(path).decode()
+        text = path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{before} {path}: {getattr(error, 'strerror', None) or error}".strip()) from None
     return load_yaml(text, str(path))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from datamodules.common.errors import ConfigError, DataError, message_of
-from datamodules.common.files import regular, replacing
+from datamodules.common.files import replacing
 from datamodules.common.memory import available_bytes, in_words
 
 
@@ -25,10 +25,10 @@ def read_npz(
 
     Raises:
         ConfigError: the arrays do not fit into memory; none has been read.
-        DataError: it is not a regular file or not an archive, or it is damaged; or an array holds Python objects.
+        DataError: it is not an archive, or it is damaged; or an array holds Python objects.
     """
     try:
-        with open(file, "rb", opener=regular) as stream, zipfile.ZipFile(stream) as archive:
+        with zipfile.ZipFile(file) as archive:
             entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
             wanted = {name: entry for name, entry in entries.items() if names is None or name in names}
             needed, free = sum(entry.file_size for entry in wanted.values()), available_bytes()

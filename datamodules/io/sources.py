@@ -17,19 +17,13 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from datamodules.common.errors import ConfigError, DataError, message_of
-from datamodules.common.files import made_once, regular
+from datamodules.common.files import made_once
 from datamodules.io.npz import read_npz, write_npz
 from datamodules.partition.sites import HIDDEN
 
 Folder = str | os.PathLike[str]
 Images = NDArray[np.uint8]
 Vectors = NDArray[np.float32]
-Content = Sequence[Any]
-"""Training images and labels, test images and labels, the classes' names, and perhaps the training images' clients."""
-
-Reader = Callable[[Path, list[Path]], Content]
-"""Decodes files, given the folder that they lie in (perhaps further below) and their paths."""
-
 FORMATS = ("PNG", "JPEG")
 """Pillow's formats that are opened, whatever a file is called: others, such as EPS, start programs."""
 
@@ -121,6 +115,10 @@ def _shape(array: NDArray[Any]) -> str:
     return f"{array.dtype} {list(array.shape)}"
 
 
+Reader = Callable[[Path, list[Path]], Arrays]
+"""Decodes files, given the folder that they lie in (perhaps further below) and their paths; digests are added later."""
+
+
 def load(
     name: str,
     data_dir: Folder,
@@ -128,7 +126,6 @@ def load(
     read: Reader,
     remedy: str,
     fetch: Callable[[Path], object] | None = None,
-    slow: bool = False,
 ) -> Arrays:
     """Read ``<data_dir>/<name>.npz``, else the data set's files where they are all there, else download.
 
@@ -142,8 +139,8 @@ def load(
         places: where its files may lie, absolute or relative to the data directory; a download gives the first.
         read: decodes them.
         remedy: how a user can provide the files.
-        fetch: downloads into the given directory; None if there is no download.
-        slow: decoding takes minutes, so the result is cached.
+        fetch: downloads into the given directory; ``None`` if there is no download, as for data sets of single images,
+            whose decoding takes minutes: it is cached.
 
     Raises:
         ConfigError: the cache does not fit into memory.
@@ -155,7 +152,7 @@ def load(
         missing = [file for file in files if not file.exists()]
         if missing:
             absent.append(str(missing[0]))
-        elif slow and reader is read:
+        elif fetch is None and reader is read:
             return cached(name, data_dir, partial(_open, name, reader, root, files))
         else:
             return _open(name, reader, root, files)
@@ -201,9 +198,8 @@ def _downloaded(name: str, place: Sequence[str], read: Reader, fetch: Callable[[
 
 def _open(name: str, read: Reader, root: Path, files: list[Path]) -> Arrays:
     try:
-        digests = {file.name: sha256_of(file) for file in files if not file.is_dir()}  # first: a pipe would never end
-        train_images, train_labels, test_images, test_labels, names, *clients = read(root, files)
-        arrays = Arrays(train_images, train_labels, test_images, test_labels, tuple(names), digests, *clients)
+        digests = {file.name: sha256_of(file) for file in files if not file.is_dir()}
+        arrays = replace(read(root, files), sha256=digests)
         known = arrays.train_labels[arrays.train_labels != HIDDEN]
         found = tuple(tuple(np.bincount(labels).tolist()) for labels in (known, arrays.test_labels))
         if found != (counts := CLASS_COUNTS.get(name.split("-")[0], found)):
@@ -219,9 +215,10 @@ def _open(name: str, read: Reader, root: Path, files: list[Path]) -> Arrays:
     return arrays
 
 
-def _read_cache(root: Path, files: list[Path]) -> Content:
+def _read_cache(root: Path, files: list[Path]) -> Arrays:
     data = read_npz(files[0], {*FIELDS, "train_clients"})
-    return *(data[field] for field in STORED), data["class_names"].tolist(), data.get("train_clients")
+    parts: dict[str, Any] = {field: data[field] for field in STORED}
+    return Arrays(**parts, class_names=data["class_names"].tolist(), sha256={}, train_clients=data.get("train_clients"))
 
 
 def channel_moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -239,13 +236,12 @@ def channel_moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...
     return tuple(means.round(6).tolist()), tuple(np.where(deviations > 0, deviations, 1.0).tolist())
 
 
-def random_split(arrays: Arrays, seed: int, share: float = 0.8) -> Arrays:
-    """Merge training and test images and split them randomly by image (as RSCFed's text says for all data sets).
+def random_split(arrays: Arrays, seed: int) -> Arrays:
+    """Merge training and test images and split them 80/20 by image, at random (RSCFed's text).
 
     Args:
         arrays: the published split.
         seed: seed of NumPy's legacy generator, called for one permutation.
-        share: share of all images that becomes the training set, rounded down.
 
     Images without a label stay training images, behind the others.
 
@@ -260,7 +256,7 @@ def random_split(arrays: Arrays, seed: int, share: float = 0.8) -> Arrays:
     labels = np.concatenate([arrays.train_labels, arrays.test_labels])
     known = np.flatnonzero(labels != HIDDEN)
     order = known[np.random.RandomState(seed).permutation(len(known))]
-    train, test = np.split(order, [int(share * len(known))])
+    train, test = np.split(order, [int(0.8 * len(known))])
     return arrays.dealt(images, labels, np.append(train, np.flatnonzero(labels == HIDDEN)), test)
 
 
@@ -283,20 +279,20 @@ def files_below(place: Path) -> list[Path]:
 
 
 def sha256_of(file: Path) -> str:
-    """SHA-256 in hex of a regular file's bytes."""
-    with open(file, "rb", opener=regular) as stream:
+    """SHA-256 in hex of a file's bytes."""
+    with open(file, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager
 def opened(file: Path) -> Iterator[ImageFile.ImageFile]:
-    """Open a PNG or JPEG file; no other kind, whatever its name says, and no pipe.
+    """Open a PNG or JPEG file; no other kind, whatever its name says.
 
     Raises:
         DataError: it cannot be read, there or in what is done with it.
     """
     try:
-        with open(file, "rb", opener=regular) as stream, Image.open(stream, formats=FORMATS) as image:
+        with Image.open(file, formats=FORMATS) as image:
             yield image
     except DataError:
         raise

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from datamodules.common import streams
 from datamodules.common.errors import ConfigError, DataError
+from datamodules.common.options import LABEL_OPTIONS
 from datamodules.partition.given import NOBODY, Given, read_clients
 from datamodules.partition.lists import NOTHING, Positions
 from datamodules.partition.partition import Partition
@@ -83,6 +84,9 @@ def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any]
         if given is not None:
             held.append(np.flatnonzero(given.owners == NOBODY))
         rest = _rest(labels, held)
+        if not len(rest):
+            where = file or "the data set"
+            raise DataError(f"{where} gives nobody an image with a label: name the client of one at least")
         owners = None if given is None else given.owners[rest]
         partition = Draw(options, labels[rest], RandomState(seed), owners).partition().moved(rest)
         if len(unknown):
@@ -103,6 +107,9 @@ def _check(options: Options, unknown: int, given: Given | None) -> None:
         for name in ("labelled_from", "labelled_histogram", "labelled_partition"):
             if options[name] is not None:
                 raise ConfigError(f"data.{name} has no effect on clients that are given: leave it out")
+        if given.labelled is not None and (asked := [name for name in LABEL_OPTIONS if options[name] is not None]):
+            what = f"data.{asked[0]} has no effect, since {options['partition_file']} says which images have labels"
+            raise ConfigError(f"{what}: leave it out")
     if unknown and options["hidden_labels"] != "hidden":
         what = f"data.hidden_labels={options['hidden_labels']} needs the labels of all images"
         raise ConfigError(f"{what}, and {unknown} training images have none: leave it out")
@@ -130,7 +137,7 @@ def _with_unknown(
     return replace(partition, unlabelled=unlabelled, pool=np.concatenate([partition.pool, *added]))
 
 
-def validation_images(options: Options, images: int, seed: int, tested: Positions = NOTHING) -> Positions:
+def validation_images(options: Options, images: int, seed: int, tested: Positions) -> Positions:
     """Return ascending positions of the ``validation`` images, which go to nobody.
 
     The images at the positions ``tested`` count towards their number, but are not returned.

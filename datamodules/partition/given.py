@@ -13,15 +13,15 @@ from numpy.random import RandomState
 from numpy.typing import NDArray
 
 from datamodules.common.errors import ConfigError, DataError
-from datamodules.common.files import read_bytes, write_atomic
+from datamodules.common.files import write_atomic
 from datamodules.partition.lists import NOTHING, Positions
 from datamodules.partition.partition import Partition
 from datamodules.partition.sites import HIDDEN
 
 NOBODY = -1
 _FORM = (
-    'give {"client": [positions of training images], ...}, where a client may also be {"images": [...], "labelled": '
-    "[positions] or a number of them}; docs/data.md shows how to write it from other files"
+    'give JSON, {"client": [positions of training images], ...}, where a client may also be {"images": [...], '
+    '"labelled": [positions] or a number of them}; docs/data.md shows how to write it from other files'
 )
 
 
@@ -92,23 +92,16 @@ def read_clients(file: str, num_samples: int) -> Given:
     Raises:
         DataError: it cannot be read or is no such file; a position is no training image or has two clients.
     """
-    path = Path(file)
     try:
-        if path.suffix in (".pth", ".pt", ".pkl", ".pickle", ".npz", ".npy") or path.is_dir():
-            what = "a folder" if path.is_dir() else f"a {path.suffix} file"
-            raise DataError(f"it must be a JSON file, not {what}: {_FORM}")
-        text = read_bytes(path)
-        content = json.loads(text)
-        if isinstance(content, Mapping) and "user_data" in content:
-            raise DataError(f"it is a data set in LEAF's format: {_FORM}")
-        return replace(_given(content, num_samples), digest=hashlib.sha256(text).hexdigest())
+        text = Path(file).read_bytes()
+        return replace(_given(json.loads(text), num_samples), digest=hashlib.sha256(text).hexdigest())
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot use the partition file {file}: {error}") from error
+        raise DataError(f"cannot use the partition file {file}: {error}; {_FORM}") from error
 
 
 def _given(content: Any, num_samples: int) -> Given:
     if not isinstance(content, Mapping) or not content:
-        raise DataError(f"it has no clients: {_FORM}")
+        raise DataError("it has no clients")
     owners = np.full(num_samples, NOBODY, dtype=np.int64)
     labelled: list[int | Positions | None] = []
     for client, (name, one) in enumerate(content.items()):
@@ -127,7 +120,7 @@ def _given(content: Any, num_samples: int) -> Given:
 def _places(listed: Any, what: str, num_samples: int) -> Positions:
     """Positions of training images, each once."""
     if not isinstance(listed, list) or not all(type(place) is int for place in listed):
-        raise DataError(f"the {what} must be a list of whole numbers: {_FORM}")
+        raise DataError(f"the {what} must be a list of whole numbers")
     if outside := [place for place in listed if not 0 <= place < num_samples]:
         raise DataError(f"the {what} have position {outside[0]}; there are {num_samples} training images")
     if len(set(listed)) < len(listed):

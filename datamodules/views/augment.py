@@ -180,17 +180,17 @@ class Cutout:
         return (pixel >= start) & (pixel < start + self.size)
 
 
-def resize(images: Tensor, size: int, chunk_bytes: int = CHUNK_BYTES) -> Tensor:
+def resize(images: Tensor, size: int) -> Tensor:
     """Resize uint8 images [N, H, W, C] to [N, size, size, C]: bilinear, anti-aliased, in 8 bits.
 
     Computed on the CPU in fixed-point arithmetic (as in Pillow) whatever the device of `images`, so that every device
-    gets the same pixels, and in chunks of `chunk_bytes` to bound memory.
+    gets the same pixels, and in chunks of `CHUNK_BYTES` to bound memory.
     """
     count, height, width, channels = images.shape
     if (height, width) == (size, size):
         return images
     out = images.new_empty(count, size, size, channels)
-    step = max(1, chunk_bytes // (max(height * width, size * size) * channels))
+    step = max(1, CHUNK_BYTES // (max(height * width, size * size) * channels))
     for start in range(0, count, step):
         chunk = images[start : start + step].cpu().permute(0, 3, 1, 2)
         chunk = F.interpolate(chunk, (size, size), mode="bilinear", antialias=True)

@@ -33,12 +33,12 @@ def check_arrays(data: Any, arrays: Arrays) -> None:
 
 
 def layout_bytes(arrays: Arrays, views: Views) -> int:
-    """Compute the bytes of training and test images, laid out for the largest view."""
+    """Compute the bytes of training and test images, laid out for every view."""
     needed = 0
     for images, names in ((arrays.train_images, views.keys() - {"test"}), (arrays.test_images, {"test"})):
         none = torch.from_numpy(images[:0])
-        laid_out = [views[name].geometry.prepare(none).shape[1:] for name in names] if images.ndim == 4 else []
-        needed += len(images) * max(map(math.prod, laid_out), default=0)
+        layouts = {views[name].geometry for name in names} if images.ndim == 4 else set()
+        needed += len(images) * sum(math.prod(layout.prepare(none).shape[1:]) for layout in layouts)
     return needed
 
 

@@ -85,6 +85,8 @@ def test_the_sample_has_as_many_texts_per_class_as_there_are_at_most() -> None:
     assert np.all(np.diff(keep) > 0)
     assert np.array_equal(keep, ag_news.sample(labels, 12))
     assert set(ag_news.sample(labels, 11)) < set(keep)
+    with pytest.raises(ConfigError, match="texts_per_class=-5"):
+        AGNews(texts_per_class=-5)
 
 
 def write_csv(folder: Path, part: str, texts: list[str], labels: np.ndarray) -> None:

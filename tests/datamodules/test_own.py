@@ -12,8 +12,10 @@ from sklearn.datasets import load_digits
 
 from benchmark.launch.run import fit as run
 from benchmark.runs.records import read_record
+from datamodules.cifar10 import CIFAR10
 from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.folder import Folder
+from datamodules.io import npz
 from datamodules.npz import Npz
 from runs import SHORT, configuration, interrupted
 
@@ -121,6 +123,16 @@ BAD_ARRAYS = [
     ("test_labels", lambda labels: labels + 1, r"test labels must lie in 0\.\.2.*1\.\.3"),
     ("train_labels", lambda labels: labels * 2, "class 1 has no training image"),
     ("train_labels", lambda labels: labels + 10**12, r"must lie in 0\.\.30, .*1000000000002"),
+    ("train_labels", lambda labels: labels - 2, r"must lie in 0\.\.0, .*-2\.\.0"),
+    ("train_labels", lambda labels: np.array([*labels[1:], 2**64 - 1], np.uint64), str(2**64 - 1)),  # as int64, -1
+    ("train_labels", lambda labels: labels.astype(str), r"one integer per image.*<U21 \[30\]"),
+    ("train_labels", lambda labels: np.where(labels, labels, np.nan), r"one integer per image.*float64 \[30\]"),
+    (
+        "unlabelled_images",
+        lambda images: images / 255,
+        r"one type and size.*float64 \[4, 8, 8\].*uint8 \[30, 8, 8, 1\]",
+    ),
+    ("unlabelled_images", lambda images: np.stack([images] * 3, axis=-1), r"one type and size.*uint8 \[4, 8, 8, 3\]"),
 ]
 
 
@@ -128,7 +140,7 @@ BAD_ARRAYS = [
 def test_bad_arrays_are_refused(name, spoil, message, here, digits):
     """One message that names the file and what is wrong with it."""
     arrays = halves(*digits)
-    spoilt = spoil(arrays.pop(name))
+    spoilt = spoil(arrays.pop(name, digits[0][:4]))
     np.savez("x.npz", **arrays, **({} if spoilt is None else {name: spoilt}))
     with pytest.raises(DataError, match=rf"^x\.npz.*{message}"):
         ready(Npz, file="x.npz")
@@ -151,6 +163,15 @@ def test_a_border_makes_the_networks_input_larger(options, pictures, digits):
 def test_a_missing_file(here):
     with pytest.raises(DataError, match=r"data\.file=x\.npz does not exist: looked for .*data/x\.npz and .*x\.npz"):
         ready(Npz, file="x.npz")
+
+
+@pytest.mark.parametrize(("kind", "options"), [(Npz, {"file": "cifar10.npz"}), (CIFAR10, {})])
+def test_arrays_that_do_not_fit_into_memory_are_refused_before_they_are_read(kind, options, here, digits, monkeypatch):
+    np.savez_compressed("cifar10.npz", **halves(*digits))
+    monkeypatch.setattr(npz, "available_bytes", lambda: 4_500)  # more than the file has, less than its arrays take
+    monkeypatch.setattr(np.lib.format, "read_array", lambda *_, **__: pytest.fail("read"))
+    with pytest.raises(ConfigError, match=r"cifar10\.npz: .* GB are free"):
+        kind(data_dir=".", **options).read()
 
 
 # --- folder
@@ -218,6 +239,11 @@ def deep_colours(root):
     (root / "train" / "two" / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
 
 
+def postscript(root):
+    """Pillow would hand it to Ghostscript, which carries out what is in it."""
+    Image.new("RGB", (8, 8)).save(root / "train" / "two" / "figure.png", format="EPS")
+
+
 def empty(root):
     for part in ("train", "test"):
         (root / part / "three").mkdir()
@@ -230,6 +256,7 @@ def other(root):
 BAD_FOLDERS = [
     (truncated, r"test/one/010\.png cannot be read as an image"),
     (deep_colours, r"deep\.png has .*more than 8 bits"),
+    (postscript, r"figure\.png cannot be read as an image: .*cannot identify"),
     (empty, r"train/three has no images \(\.png, \.jpg, \.jpeg\)"),
     (other, r"need the same classes; only one has 'eins', 'one'"),
 ]

@@ -148,6 +148,14 @@ def test_clients_are_the_folders_above_the_classes(here):
     assert len(pooled.server.labelled) == 4 and pooled.class_counts("unlabelled").sum() == 8
 
 
+def test_a_client_may_have_images_without_a_label_alone(here):
+    """They went to other clients."""
+    draw("pictures/ann/a", "pictures/ann/b", "pictures/zoe/a", "pictures/unlabeled/bob/more")
+    data = pictures(clients_in="folders", test_fraction=0.25)
+    assert data.client_names == ("ann", "bob", "zoe")
+    assert data.clients[1].unlabelled.tolist() == np.flatnonzero(true_labels(data) == HIDDEN).tolist()
+
+
 @pytest.mark.parametrize("ids", [[10, 9, 2] * 4, ["x", "b", "c"] * 4])
 def test_clients_are_those_that_an_array_names(ids, here):
     file_of(client_ids=np.array(ids))
@@ -164,6 +172,14 @@ def test_clients_are_those_that_an_array_names(ids, here):
     file_of()
     with pytest.raises(DataError, match="no client_ids"):
         ready(Npz, file="x.npz", clients_in="client_ids")
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.uint64])
+def test_numbers_of_clients_have_any_type(kind, here):
+    file_of(client_ids=np.array([200, 9, 2] * 4).astype(kind), unlabelled_images=np.ones((3, 8, 8), np.uint8))
+    data = ready(Npz, file="x.npz", clients_in="client_ids", num_clients=2 if kind is np.int8 else 3)
+    owned = {"2": 4, "9": 4} | ({} if kind is np.int8 else {"200": 4})
+    assert dict(zip(data.client_names, data.class_counts("all").sum(1).tolist(), strict=True)) == owned
 
 
 def with_clients(content, **options):
@@ -192,6 +208,13 @@ def test_a_plain_file_says_who_has_what(here):
     assert with_clients({"hash": [0, 1], "labelled": [2], "format": [3, 4, 5]}).client_names[2] == "format"
 
 
+@pytest.mark.parametrize("options", [{}, {"scenario": "server", "unlabelled_only": True}])
+def test_some_client_has_an_image_with_a_label(options, here):
+    file_of(unlabelled_images=RNG.randint(0, 256, (2, 8, 8), np.uint8))
+    with pytest.raises(DataError, match=r"clients\.json gives nobody an image with a label"):
+        with_clients({"a": [12], "b": [13]}, num_clients=2, **options)
+
+
 BAD_CLIENTS = {
     "range": ({"a": [0, 99]}, "client 'a' have position 99; there are 12"),
     "double": ({"a": [0, 1, 1]}, "client 'a' have position 1 twice"),
@@ -200,7 +223,7 @@ BAD_CLIENTS = {
     "list": ([[0, 1]], "has no clients"),
     "labels elsewhere": ({"a": {"images": [0], "labelled": [5]}}, "'a' is to have labels of position 5"),
     "too many labels": ({"a": {"images": [0, 1], "labelled": 3}}, "labels of 3 images; it has 2"),
-    "LEAF": ({"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [], "y": []}}}, "LEAF"),
+    "LEAF": ({"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [], "y": []}}}, "client 'users' must be"),
 }
 
 
@@ -212,11 +235,18 @@ def test_a_plain_file_is_looked_at(name, here):
         with_clients(content, num_clients=1)
 
 
+@pytest.mark.parametrize("name", ["num_labels", "label_fraction", "labels_per_class"])
+def test_options_for_labels_do_not_go_with_a_file_that_names_them(name, here):
+    file_of()
+    with pytest.raises(ConfigError, match=rf"data\.{name} has no effect.*clients\.json.*leave it out"):
+        with_clients({"a": {"images": [0, 1], "labelled": 1}}, num_clients=1, scenario="all_clients", **{name: 1})
+
+
 @pytest.mark.parametrize("name", ["split.pth", "client_0.npz", "clients"])
 def test_what_others_save_is_named(name, here):
     file_of()
     os.mkdir(name) if name == "clients" else (here / name).write_bytes(b"x")
-    with pytest.raises(DataError, match=rf"{name}: it must be a JSON file.*docs/data\.md"):
+    with pytest.raises(DataError, match=rf"{name}: .*give JSON.*docs/data\.md"):
         ready(Npz, file="x.npz", partition_file=name)
 
 
@@ -267,6 +297,24 @@ def test_a_folder_of_images_in_each_class_is_no_layout(here):
         file.rename(file.with_suffix(".tif"))
     with pytest.raises(DataError, match=r"no images .*only 4 \.tif"):
         pictures()
+
+
+def test_every_image_is_read_or_its_folder_is_named(here):
+    """Images beside the folders of classes were lost without a word."""
+    draw("pictures/train/a", "pictures/train/b", "pictures/train/Unlabeled/x", "pictures/unlabelled", count=2)
+    draw("pictures", "pictures/train", "pictures/test/a", "pictures/test/b", "pictures/val/a", "pictures/val/b")
+    os.symlink(here / "pictures/train/a/0.png", "pictures/train/link.png")
+    data = pictures()
+    assert len(data.train_images) == 8 and (true_labels(data)[4:] == HIDDEN).all()
+    (note,) = data.notes
+    assert sorted(note.split(": not read: ")[1].split("; ")[0].split(", ")) == [
+        "images in pictures (4)",
+        "images in pictures/train (4)",
+        "images in pictures/val (8)",
+    ]
+    draw("sites/bob", "sites/bob/a", "sites/eve/a", "sites/eve/b", count=3)
+    sites = ready(Folder, root="sites", clients_in="folders", num_clients=2)
+    assert sites.notes == ("sites: not read: images in sites/bob (3)",)
 
 
 # --- links and sizes

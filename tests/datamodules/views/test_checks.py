@@ -45,3 +45,14 @@ def test_images_that_do_not_fit_into_memory(monkeypatch):
         data.setup()
     data.place(torch.device("cpu"))
     data.setup()
+
+
+def test_memory_is_that_of_every_layout(monkeypatch):
+    """Weak views have mirrored pixels at the edges, others black ones; views of one layout share it."""
+    needed = (2 * 1437 * 40 * 40 + 360 * 32 * 32) * 3
+    data = Digits(pipeline="randaugment_levels_cutout")
+    monkeypatch.setattr(checks, "available_bytes", lambda device: needed - 1)
+    with pytest.raises(ConfigError, match="of memory"):
+        data.setup()
+    monkeypatch.setattr(checks, "available_bytes", lambda device: needed)
+    data.setup()
