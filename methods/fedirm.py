@@ -65,7 +65,8 @@ class FedIRM(LabelledShare, MeanTeacher):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        if not any(isinstance(part, DropsUnits) and part.dropout for part in self.model.head.modules()):
+        self.drops = any(isinstance(part, DropsUnits) and part.dropout for part in self.model.head.modules())
+        if not self.drops:
             warnings.warn(
                 "no unit is dropped in the network's head, so FedIRM's uncertainty is the entropy of a single "
                 "prediction; its rows in the tables have model_args.head_dropout=0.5",
@@ -113,7 +114,8 @@ class FedIRM(LabelledShare, MeanTeacher):
         student = logits.softmax(dim=1)
         with torch.no_grad():
             teacher = wide(self.teacher(views["teacher"])).softmax(dim=1)
-            uncertainty = entropy(wide(self.model.head(features, passes=PASSES)).softmax(dim=1))
+            mean_logits = wide(self.model.head(features, passes=PASSES)) if self.drops else logits
+            uncertainty = entropy(mean_logits.softmax(dim=1))
             confidence, pseudo = student.max(dim=1)
             certain = (uncertainty < h.entropy_gate) & (confidence >= h.confidence_gate)  # (3)
         consistency = (student - teacher).square().sum() / h.batch_size  # (2)
