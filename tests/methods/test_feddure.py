@@ -22,7 +22,7 @@ from methods.ablations.feddure import (
     released_rate,
 )
 from methods.base import Batch
-from methods.feddure import FedDure, WeightNet, look_ahead, stateless
+from methods.feddure import FedDure, WeightNet, directional_derivative, look_ahead, stateless
 
 FLAGS = {
     ("softmax", True, "none"): FedDure,
@@ -192,6 +192,19 @@ def test_the_gradient_is_that_of_a_double_backward_pass(name: str) -> None:
     assert float(size) > 1e-8
     difference = torch.cat([(a - b).flatten() for a, b in zip(fast, slow, strict=True)]).norm()
     assert float(difference / size) < 1e-12
+
+
+def test_the_derivative_through_attention() -> None:
+    """torch's fused attention has no forward-mode derivative; the look-ahead does without it."""
+    torch.manual_seed(0)
+    net, x = models.build("vit_tiny_scratch", 2, image_size=16).double(), torch.randn(2, 3, 16, 16).double()
+    direction = {name: torch.randn_like(p) for name, p in net.named_parameters()}
+
+    def moved(step: float) -> Tensor:
+        return stateless(net, x, {name: p + step * direction[name] for name, p in net.named_parameters()})
+
+    slope = (moved(1e-6) - moved(-1e-6)).detach() / 2e-6
+    torch.testing.assert_close(directional_derivative(net, x, direction), slope, rtol=1e-5, atol=1e-5)
 
 
 def test_released_rates() -> None:
