@@ -43,7 +43,7 @@ class SemiFL(FixMatch):
         batch_size: images per step of each stream.
     """
 
-    lam = StepNumber(1.0)
+    lam = StepNumber()
 
     def __init__(self, model: nn.Module, mix_weight: float = 1.0, batch_size: int = 10, **base: Any) -> None:
         super().__init__(model, **base)
