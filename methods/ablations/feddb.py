@@ -1,4 +1,4 @@
-"""FedDB as printed in its paper, with a fixed number of steps per epoch, and with static norms measured at once."""
+"""FedDB as printed in its paper, with a fixed number of steps per epoch, and with norm statistics like SemiFL's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -71,4 +71,4 @@ class CountedSteps(FedDB):
 
 
 class NormsInOneStream(OneStream, FedDB):
-    """Static norms, if the network has any, are measured in batches of 250, as many as FedDB evaluates at once."""
+    """Statistics of static norms are measured in batches of 250 images, the size of those in FedDB's evaluation."""

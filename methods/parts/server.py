@@ -111,9 +111,9 @@ class StaticNorms(FedMethod):
 
 
 class OneStream(StaticNorms):
-    """Compute these statistics as SemiFL's released code does, on one stream of images in batches of 250.
+    """Compute the statistics of static batch norm on one stream of images, in batches of 250 (SemiFL, released code).
 
-    The labelled images come first, then the pool in the order of the data set.
+    The labelled images come first, then the pool of all clients in the order of the data set.
     """
 
     def norm_batches(self, data: FSSLDataModule) -> Iterator[Tensor]:
