@@ -112,7 +112,7 @@ class FedCon(LabelsAtServer, ServerMomentum):
             target = [wide(self.target.features(samples[view])) for view in ("x", "x2")]
         return 0.5 * dissimilarity(online[0], target[1]) + 0.5 * dissimilarity(online[1], target[0])
 
-    def client_optimizer(self) -> Optimizer:
+    def client_optimizer(self) -> Any:
         """Return SGD over backbone and predictor with the clients' hyperparameters."""
         return self.make_optimizer(self.learners())
 

@@ -8,13 +8,12 @@ from torch import Tensor, nn
 
 from methods.base import Batch, Site, Stream, Upload
 from methods.fixmatch import FixMatch, has_batches
-from methods.parts.server import NormChoices
 from methods.parts.tensors import app_u
 
 ITERATIONS = 100
 
 
-class FedDB(NormChoices, FixMatch):
+class FedDB(FixMatch):
     """Federated debiasing (Zhu et al., IJCAI 2024): DPL (Algorithm 1) and DMA (Algorithm 2) around FixMatch.
 
     Once per round a client labels its unlabelled images with probabilities divided by their average (the APP-U), then

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad, grad
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from datamodules.common.errors import RunError
 from methods.base import Batch, Scope
@@ -238,9 +239,12 @@ def look_ahead(
 
 
 def directional_derivative(net: nn.Module, x: Tensor, direction: Mapping[str, Tensor]) -> Tensor:
-    """``d/de net(x; phi + e * direction)`` at 0, ``[B, C]``, in one forward pass with dual numbers."""
+    """``d/de net(x; phi + e * direction)`` at 0, ``[B, C]``, in one forward pass with dual numbers.
+
+    Attention is computed in plain operations, since torch's fused ones have no forward-mode derivative.
+    """
     own = dict(net.named_parameters())
-    with torch.no_grad(), forward_ad.dual_level():
+    with torch.no_grad(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
         dual = {n: make_dual(own[n].detach(), tangent) for n, tangent in direction.items()}
         change: Tensor | None = unpack_dual(stateless(net, x, dual)).tangent
     if change is None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.base import Batch, Site, StepNumber, Upload, Visit
+from methods.base import Site, StepNumber, Upload, Visit
 from methods.models.backbone import DropsUnits
 from methods.parts.labelled_clients import LabelledShare
 from methods.parts.mean_teacher import MeanTeacher
@@ -65,7 +65,8 @@ class FedIRM(LabelledShare, MeanTeacher):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        if not any(isinstance(part, DropsUnits) and part.dropout for part in self.model.head.modules()):
+        self.drops = any(isinstance(part, DropsUnits) and part.dropout for part in self.model.head.modules())
+        if not self.drops:
             warnings.warn(
                 "no unit is dropped in the network's head, so FedIRM's uncertainty is the entropy of a single "
                 "prediction; its rows in the tables have model_args.head_dropout=0.5",
@@ -90,15 +91,6 @@ class FedIRM(LabelledShare, MeanTeacher):
         h = self.hparams
         self.ramp = h.loss_weight * exponential_ramp(self.visit.round - h.ramp_offset, h.ramp_length)  # (5)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the cross-entropy on labels plus the ramped consistency and relation losses on other images."""
-        loss = torch.zeros((), device=self.device)
-        if "labelled" in batch:
-            loss = loss + self.labelled_loss(batch["labelled"])
-        if "unlabelled" in batch:
-            loss = loss + self.ramp * self.unlabelled_loss(batch["unlabelled"])
-        return loss
-
     def labelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy; tallies the batch's relation matrix for the upload."""
         logits = wide(self(samples["x"]))
@@ -106,19 +98,20 @@ class FedIRM(LabelledShare, MeanTeacher):
         return F.cross_entropy(logits, samples["y"])
 
     def unlabelled_loss(self, views: Mapping[str, Tensor]) -> Tensor:
-        """Consistency with the teacher, plus relation matching where the student is certain."""
+        """``ramp (L_c + L_r)``: consistency with the teacher, and relation matching where the student is certain."""
         h = self.hparams
         features = self.model.features(views["student"])
         logits = wide(self.model.head(features))
         student = logits.softmax(dim=1)
         with torch.no_grad():
             teacher = wide(self.teacher(views["teacher"])).softmax(dim=1)
-            uncertainty = entropy(wide(self.model.head(features, passes=PASSES)).softmax(dim=1))
+            mean_logits = wide(self.model.head(features, passes=PASSES)) if self.drops else logits
+            uncertainty = entropy(mean_logits.softmax(dim=1))
             confidence, pseudo = student.max(dim=1)
             certain = (uncertainty < h.entropy_gate) & (confidence >= h.confidence_gate)  # (3)
         consistency = (student - teacher).square().sum() / h.batch_size  # (2)
         matching = relation_loss(self.relation, relation_matrix(logits, pseudo, certain))  # (4)
-        return consistency + matching * certain.any()
+        return self.ramp * (consistency + matching * certain.any())
 
     def make_upload(self, client: Site) -> Upload | None:
         """Return the model, and at labelled clients the mean relation matrix."""

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 
 from methods.base import Batch, LocalWork, Site, StepNumber, Stream, Upload
 from methods.fixmatch import FixMatch, has_batches
-from methods.parts.server import NormChoices
 
 ALPHA = 0.75
 
 
-class SemiFL(NormChoices, FixMatch):
+class SemiFL(FixMatch):
     """SemiFL (Diao et al., NeurIPS 2022), the main baseline of (FL)2 (NeurIPS 2024).
 
     The confident images form the fix set; the mix set has as many draws from all images, confident or not. Per batch,
@@ -30,12 +29,13 @@ class SemiFL(NormChoices, FixMatch):
     | a client without a confident image | not given | dropped ((FL)2's repository keeps it) | as released |
     | ``batch_size``, ``server_batch_size`` | 10, 10 | 10, 10 (250 above 1000 labels) | 10, 10 |
     | ``server_pretrain`` | none | none | 0 |
-    | ``sbn_order``, ``sbn_batch`` | not given | one stream of 250, stored order | as (FL)2 |
+    | batches of the norm statistics | not given | of 250, in one stream (``NormsInOneStream``) | as (FL)2 |
     | ``lr``, ``momentum``, ``nesterov``, ``weight_decay`` | 0.03, 0.9, yes, 5e-4 | the same | the same |
     | ``clip_norm``, ``local_epochs``, ``server_epochs`` | not given, 5, 5 | 1, 5, 5 | as released |
     | ``server_momentum``, ``lr_schedule`` | 0.5, cosine | the same | the same |
 
-    The version in (FL)2's repository is the ablation ``methods.ablations.semifl.AsInFL2``.
+    Two ablations are in ``methods.ablations.semifl``: ``AsInFL2`` is the version in (FL)2's repository, and
+    ``NormsInOneStream`` has the norm statistics of SemiFL's own.
 
     Args:
         model: the network.
@@ -43,7 +43,7 @@ class SemiFL(NormChoices, FixMatch):
         batch_size: images per step of each stream.
     """
 
-    lam = StepNumber(1.0)
+    lam = StepNumber()
 
     def __init__(self, model: nn.Module, mix_weight: float = 1.0, batch_size: int = 10, **base: Any) -> None:
         super().__init__(model, **base)

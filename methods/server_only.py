@@ -15,7 +15,7 @@ class ServerOnly(LabelsAtServer, RoundSchedule):
     |---|---|---|---|
     | clients per round | - | - | none |
     | ``server_batch_size``, ``server_epochs`` | 10, 5 | the same | the same |
-    | ``sbn_scope`` | - | - | ``all``: statistics of labelled and unlabelled images, as in the other rows |
+    | images for the statistics of batch norm | - | - | all, labelled or not, as in the other rows |
     """
 
     needs_labels = True

@@ -1,12 +1,12 @@
 """FedCon as in its public code, and with the student that this code keeps but does not use."""
 
 import copy
-from collections.abc import Callable, Iterable
 from math import cos, pi
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from datamodules.base import SiteData
 from methods.base import Batch, LocalWork, Site, StepNumber, Stream
@@ -20,28 +20,37 @@ EPOCH = 1000
 class ReleasedFedCon(FedCon):
     """FedCon with the clients' optimiser of its public code; the (FL)2 paper reports SGD with a single rate (Table 4).
 
-    Clients use LARS, with a warm-up over ten epochs that restarts in every round. Incomplete batches are dropped, also
-    at the server. The code's values are in the row ``fedcon_repo`` of the suite ``fl2``. With them a client's backbone
-    hardly moves: its rate is 0.0117 in the first step, 0 in the second, and reaches a tenth of 0.0117 at the end of the
-    visit, each multiplied by a thousandth of a weight's norm.
+    Clients use LARS (You et al., 2017, Algorithm 1), which is SGD along ``scaled`` gradients, with a warm-up over ten
+    epochs that restarts in every round. Tensors with one axis (biases and the parameters of normalisation layers) keep
+    their gradients, without weight decay (SimCLR, BYOL). The code has no momentum; here it adds up scaled gradients,
+    and the rate multiplies their sum. Incomplete batches are dropped, also at the server.
+
+    The code's values are in the row ``fedcon_repo`` of the suite ``fl2``. With them a client's backbone hardly moves:
+    its rate is 0.0117 in the first step, 0 in the second, and reaches a tenth of 0.0117 at the end of the visit, each
+    multiplied by a thousandth of a weight's norm.
     """
 
-    rate = StepNumber()  # of LARS
+    revision = 2
+    warmup_steps = 0
 
-    def client_optimizer(self) -> torch.optim.Optimizer:
-        """Return LARS with the clients' hyperparameters and a rate that changes in every step."""
-        self.rate = self.learning_rate()
-        return LARS(self.learners(), self.rate, self.hparams.momentum, self.hparams.weight_decay)
+    def client_optimizer(self) -> Any:
+        """Return SGD with a warm-up of its rate; weight decay is part of the scaled gradients."""
+        sgd = torch.optim.SGD(self.learners(), self.learning_rate(), self.hparams.momentum, fused=True)
+        warmup = LambdaLR(sgd, lambda step: warmup_factor(step, self.warmup_steps))
+        return {"optimizer": sgd, "lr_scheduler": {"scheduler": warmup, "interval": "step"}}
+
+    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        """Clip as in FedCon, then scale a client's gradients."""
+        super().configure_gradient_clipping(optimizer, *args, **kwargs)
+        if not self.visit.at_server:
+            for p in self.learners():
+                if p.grad is not None and p.ndim > 1:
+                    p.grad.copy_(scaled(p.detach(), p.grad, self.hparams.weight_decay))
 
     def local_work(self, client: Site) -> LocalWork:
         """Train as in FedCon; the warm-up is ten epochs of full batches."""
         self.warmup_steps = 10 * (len(client.data.unlabelled) // self.hparams.batch_size)
         return super().local_work(client)
-
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Set the rate of the warm-up."""
-        if "unlabelled" in batch:
-            self.rate = self.learning_rate() * warmup_factor(self.trainer.global_step, self.warmup_steps)
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
         """Keep full batches only."""
@@ -101,60 +110,11 @@ def warmup_factor(step: int, length: int) -> float:
     return 1.0 if step == 0 else min((step - 1) / max(length - 1, 1), 1.0)
 
 
-class LARS(torch.optim.Optimizer):
-    """Layer-wise adaptive rate scaling (You et al., 2017, Algorithm 1), as contrastive learning uses it.
+def scaled(weight: Tensor, gradient: Tensor, weight_decay: float, trust: float = 1e-3) -> Tensor:
+    """``trust ||w|| / ||d|| d`` with ``d = g + weight_decay w``, shaped as ``weight``; d itself if w or d is 0.
 
-    For a weight w with gradient g: ``d = g + weight_decay w``, ``u = trust ||w|| / ||d|| d``, ``v <- momentum v + lr
-    u`` and ``w <- w - v``. You et al. divide by ``||g|| + weight_decay ||w||``, released code for contrastive learning
-    by the norm of d. If w or d is 0, ``u = d``. Tensors with one axis (biases and the parameters of normalisation
-    layers) are exempt: there ``u = g`` (SimCLR, BYOL).
-
-    No step synchronises with the host, and ``lr`` may be a 0-dim tensor.
-
-    Args:
-        params: parameters, or groups of them.
-        lr: learning rate.
-        momentum: momentum; 0 keeps no buffers.
-        weight_decay: weight decay of tensors that are not exempt.
-        trust: length of a step relative to the weight's norm, at rate 1.
+    You et al. divide by ``||g|| + weight_decay ||w||``, released code for contrastive learning by the norm of d.
     """
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float | Tensor,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        trust: float = 1e-3,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient; gradients are left unchanged."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._move(parameter, parameter.grad, group)
-        return loss
-
-    def _move(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        update = gradient if parameter.ndim <= 1 else scaled(parameter, gradient, group["weight_decay"], group["trust"])
-        update = group["lr"] * update
-        if group["momentum"]:
-            state = self.state[parameter]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(parameter)
-            update = state["momentum_buffer"].mul_(group["momentum"]).add_(update)
-        parameter.sub_(update)
-
-
-def scaled(weight: Tensor, gradient: Tensor, weight_decay: float, trust: float) -> Tensor:
-    """``trust ||w|| / ||d|| d`` with ``d = g + weight_decay w``, shaped as ``weight``; see ``LARS``."""
     decayed = gradient + weight_decay * weight
     size, slope = torch.linalg.vector_norm(weight), torch.linalg.vector_norm(decayed)
     return torch.where((size > 0) & (slope > 0), trust * size / slope, 1.0) * decayed

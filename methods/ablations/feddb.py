@@ -1,4 +1,4 @@
-"""FedDB as printed in its paper, where the released code differs, and with a fixed number of steps per epoch."""
+"""FedDB as printed in its paper, with a fixed number of steps per epoch, and with norm statistics like SemiFL's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from methods.base import LocalWork, Pass, Site, Stream
 from methods.feddb import FedDB
+from methods.parts.server import OneStream
 
 
 class AllImages(FedDB):
@@ -67,3 +68,7 @@ class CountedSteps(FedDB):
         stream = super().fixed(index, views, **fields)
         stream.batch_size = self.hparams.unlabelled_bs or stream.batch_size
         return stream
+
+
+class NormsInOneStream(OneStream, FedDB):
+    """Statistics of static norms are measured in batches of 250 images, the size of those in FedDB's evaluation."""

@@ -1,15 +1,16 @@
 """Variants of (FL)2's step: the curves of Fig. 4, and the paper's version where the released code differs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from datamodules.base import FSSLDataModule
+from datamodules.partition.roster import Roster
 from methods.base import Site, Stream
 from methods.fl2 import FL2, Tensors, gradients, joint_norm, moved
-from methods.parts.server import LABELLED_BATCH, NormChoices
+from methods.parts.server import BATCH, LABELLED_BATCH, batches
 from methods.parts.tensors import divergence, masked_mean, wide
 
 
@@ -79,12 +80,31 @@ class ServerStatistics(FL2):
         return iter(torch.split(data.server.labelled, LABELLED_BATCH))
 
 
-class AsWritten(NormChoices, FL2):
+class AsWritten(FL2):
     """Eqs. 10 to 14 and Algorithm 1 as printed, where the released code differs.
 
     Batches hold all samples, with a mask for the selected ones (Eq. 10); L_cs is a mean over the whole batch (Eq. 13);
-    the prediction at W* is the fixed target, and the gradient is taken at W (Algorithm 1, line 21).
+    the prediction at W* is the fixed target, and the gradient is taken at W (Algorithm 1, line 21). Statistics of batch
+    norm are those of the round's active clients; before the first round, those of ``FL2``.
     """
+
+    revision = 2
+    retired = {"sbn_scope": "active"}
+    active: Sequence[int] = ()
+    """The clients of the round, in the order of their ids."""
+
+    def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
+        """Draw as ``FL2`` does, and store the draw for the norm statistics."""
+        cohorts = super().select_clients(round, roster)
+        self.active = sorted(set().union(*cohorts))
+        return cohorts
+
+    def norm_batches(self, data: FSSLDataModule) -> Iterator[Tensor]:
+        """Yield the positions of the active clients' images, batch by batch, one client after the other."""
+        if not self.active:
+            yield from super().norm_batches(data)
+        for client in map(data.client, self.active):
+            yield from batches(torch.cat([client.labelled, client.unlabelled]), BATCH)
 
     def pseudo_labelled(self, client: Site, p: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """Return all samples with labels ``y``, the selected ones as ``keep``, and the mask ``high``."""

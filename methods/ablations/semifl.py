@@ -1,9 +1,10 @@
-"""SemiFL as in (FL)2's repository."""
+"""SemiFL as in (FL)2's repository, and with the norm statistics of its own."""
 
 import torch
 from torch import Tensor
 
 from methods.base import Site, Stream
+from methods.parts.server import OneStream
 from methods.semifl import SemiFL
 
 
@@ -25,3 +26,7 @@ class AsInFL2(SemiFL):
         drawn = torch.randint(len(pool), (len(pool),), generator=client.generator("order/mix_pool"))
         partners = pool[drawn.to(pool.device)]
         return self.fixed(client.data.unlabelled[partners], {"weak": "weak"}, y=labels[partners])
+
+
+class NormsInOneStream(OneStream, SemiFL):
+    """Batches of the norm statistics as in SemiFL's own repository."""

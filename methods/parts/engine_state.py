@@ -104,7 +104,7 @@ class Tally:
 
 
 class StepNumber:
-    """A class attribute that is assigned numbers and read as a 0-dim tensor.
+    """A class attribute that is assigned numbers and read as a 0-dim tensor; 0 at first.
 
     ::
 
@@ -118,21 +118,16 @@ class StepNumber:
 
     A step may be recorded once and replayed; a Python number would keep its value from the recording. The tensor is a
     buffer on the module's device and in its precision; it is neither sent nor saved.
-
-    Args:
-        start: the value before the first assignment.
     """
 
-    def __init__(self, start: float = 0.0) -> None:
-        self.start = start
-        self.buffer = ""
+    buffer: str
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.buffer = f"{name}_now"
 
     def register(self, module: nn.Module) -> None:
         """Register the buffer with the module."""
-        module.register_buffer(self.buffer, torch.full((), self.start), persistent=False)
+        module.register_buffer(self.buffer, torch.zeros(()), persistent=False)
 
     def __get__(self, module: nn.Module | None, owner: type) -> Tensor:
         return self if module is None else module._buffers[self.buffer]  # type: ignore[return-value]

@@ -99,20 +99,16 @@ class JointSteps(FedMethod):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Any:
         """Return the local objective."""
-        out = self.outputs(batch)
-        loss = self.labelled_loss(batch, out)
+        h, out, loss = self.hparams, self.outputs(batch), torch.zeros((), device=self.device)
+        if "labelled" in batch:
+            loss = F.cross_entropy(out["x"], batch["labelled"]["y"])
+            self.log("loss_labelled", loss.detach())
         if "unlabelled" in batch:
             unlabelled = self.unlabelled_loss(batch, out)
             self.log("loss_unlabelled", unlabelled.detach())
-            loss = loss + self.hparams.lambda_u * unlabelled
-        return loss + self.proximal_loss()
-
-    def labelled_loss(self, batch: Batch, out: Mapping[str, Tensor]) -> Tensor:
-        """L_x: cross-entropy on the labelled images, if any."""
-        if "labelled" not in batch:
-            return torch.zeros((), device=self.device)
-        loss = F.cross_entropy(out["x"], batch["labelled"]["y"])
-        self.log("loss_labelled", loss.detach())
+            loss = loss + h.lambda_u * unlabelled
+        if h.prox_mu:
+            loss = loss + h.prox_mu * proximal_term(self.model.parameters(), self.received.parameters())
         return loss
 
     def unlabelled_loss(self, batch: Batch, out: Mapping[str, Tensor]) -> Tensor:
@@ -120,11 +116,6 @@ class JointSteps(FedMethod):
         targets, mask = self.targets(batch["unlabelled"], out["weak"].detach().softmax(dim=1))
         self.report_pseudo_labels(batch["unlabelled"]["index"], targets.argmax(dim=1), mask)
         return (mask * smoothed_divergence(targets, out["strong"])).mean()
-
-    def proximal_loss(self) -> Tensor | float:
-        """FedProx's term."""
-        mu = self.hparams.prox_mu
-        return mu * proximal_term(self.model.parameters(), self.received.parameters()) if mu else 0.0
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
         """Logits of x, the weak and the strong view by field, from one forward pass."""

@@ -95,6 +95,23 @@ class MeanTeacher(FedMethod):
         self.teacher.eval()
         return self
 
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the loss on labels plus that on unlabelled images."""
+        loss = torch.zeros((), device=self.device)
+        if "labelled" in batch:
+            loss = loss + self.labelled_loss(batch["labelled"])
+        if "unlabelled" in batch:
+            loss = loss + self.unlabelled_loss(batch["unlabelled"])
+        return loss
+
+    def labelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
+        """Cross-entropy (RSCFed Eq. 1)."""
+        return F.cross_entropy(self(samples["x"]), samples["y"])
+
+    def unlabelled_loss(self, views: Mapping[str, Tensor]) -> Tensor:
+        """Return the weighted loss on the views ``student`` and ``teacher`` of unlabelled images."""
+        raise NotImplementedError(f"{type(self).__name__} must define unlabelled_loss(views)")
+
     @torch.no_grad()
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Move the teacher's parameters (not its buffers) towards the student (RSCFed Eq. 4)."""
@@ -117,23 +134,14 @@ class SharpenedTeacher(MeanTeacher):
     def __init__(self, model: nn.Module, lambda_u: float = 0.02, temperature: float = 0.5, **base: Any) -> None:
         super().__init__(model, **base)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the cross-entropy on labels (Eq. 1) plus ``lambda_u`` times the consistency loss (Eq. 3)."""
-        loss = torch.zeros((), device=self.device)
-        if "labelled" in batch:
-            loss = loss + F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
-        if "unlabelled" in batch:
-            loss = loss + self.hparams.lambda_u * self.consistency(batch["unlabelled"])
-        return loss
-
-    def consistency(self, views: Mapping[str, Tensor]) -> Tensor:
-        """Squared error between student and teacher on different views, divided by the configured batch size."""
+    def unlabelled_loss(self, views: Mapping[str, Tensor]) -> Tensor:
+        """``lambda_u`` times the squared error between student and teacher, over the configured batch size."""
         h = self.hparams
         with torch.no_grad():
             teacher = wide(self.teacher(views["teacher"])).softmax(dim=1)
             target = sharpen(teacher, h.temperature)  # Eq. 2
         student = wide(self(views["student"])).softmax(dim=1)
-        return (student - target).square().sum() / h.batch_size  # Eq. 3
+        return h.lambda_u * ((student - target).square().sum() / h.batch_size)  # Eq. 3
 
 
 def sharpen(probabilities: Tensor, temperature: float = 0.5) -> Tensor:

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from datamodules.base import FSSLDataModule, Scenario, SiteData
 from datamodules.common.errors import ConfigError
-from datamodules.partition.roster import Roster
 from methods.base import FedMethod, Pass, Site, Stream, Upload
 from methods.models.norm import reestimate
 from methods.parts.aggregation import weighted_mean
 
-LABELLED_BATCH, BATCH = 10, 2048
+LABELLED_BATCH, BATCH, STREAM_BATCH = 10, 2048, 250
 
 
 class RoundSchedule(FedMethod):
@@ -111,6 +110,17 @@ class StaticNorms(FedMethod):
         yield from batches(data.pool(), BATCH)
 
 
+class OneStream(StaticNorms):
+    """Compute the statistics of static batch norm on one stream of images, in batches of 250 (SemiFL, released code).
+
+    The labelled images come first, then the pool of all clients in the order of the data set.
+    """
+
+    def norm_batches(self, data: FSSLDataModule) -> Iterator[Tensor]:
+        """Yield the positions of the images used for the statistics, batch by batch."""
+        yield from batches(torch.cat([all_labelled(data), data.pool().sort().values]), STREAM_BATCH)
+
+
 class LabelsAtServer(StaticNorms):
     """Fine-tune the global model on the server's labels, if any, in every round (SemiFL, (FL)2).
 
@@ -154,49 +164,6 @@ class LabelsAtServer(StaticNorms):
         """Return the server's labelled images in batches of ``server_batch_size``."""
         h, fields = self.hparams, {"y": data.labels}
         return Stream(data.labelled, h.server_batch_size, self.views["labelled"], fields, min_batch=h.min_batch)
-
-
-class NormChoices(StaticNorms):
-    """Static batch norm with the choices that repositories and papers differ in.
-
-    Args:
-        model: the network.
-        sbn_scope: images used: the labelled images and the pool of ``all`` clients, or those of the round's ``active``
-            clients, one client after the other.
-        sbn_order: ``class_sorted``: see ``StaticNorms``; ``dataset``: one stream, the labelled images first, then the
-            pool in the order of the data set.
-        sbn_batch: images per batch.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        sbn_scope: Literal["all", "active"] = "all",
-        sbn_order: Literal["class_sorted", "dataset"] = "class_sorted",
-        sbn_batch: int = BATCH,
-        **base: Any,
-    ) -> None:
-        super().__init__(model, **base)
-        self.active: list[int] | None = None
-
-    def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
-        """Draw as the roster does, and store the draw for the norm statistics."""
-        cohorts = super().select_clients(round, roster)
-        self.active = sorted(set().union(*cohorts))
-        return cohorts
-
-    def norm_batches(self, data: FSSLDataModule) -> Iterator[Tensor]:
-        """Yield the positions of the images that ``sbn_*`` name, batch by batch."""
-        h = self.hparams
-        if h.sbn_scope == "active" and self.active:
-            clients = [data.client(k) for k in self.active]
-            parts = [(torch.cat([client.labelled, client.unlabelled]), h.sbn_batch) for client in clients]
-        elif h.sbn_order == "dataset":
-            parts = [(torch.cat([all_labelled(data), data.pool().sort().values]), h.sbn_batch)]
-        else:
-            parts = [(all_labelled(data), LABELLED_BATCH), (data.pool(), h.sbn_batch)]
-        for index, size in parts:
-            yield from batches(index, size)
 
 
 def all_labelled(data: FSSLDataModule) -> Tensor:

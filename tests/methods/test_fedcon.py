@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor
 
 from benchmark.federation.loop import Federation
 from federations import few_in, fit_on, images, plain_fabric
 from methods import models
-from methods.ablations.fedcon import LARS, EMAStudent, student_decay, warmup_factor
+from methods.ablations.fedcon import EMAStudent, ReleasedFedCon, scaled, student_decay, warmup_factor
 from methods.base import Visit
 from methods.fedcon import FedCon
 from methods.parts.tensors import divergence
@@ -130,40 +130,32 @@ def test_a_client_with_one_image_waits() -> None:
 # --- LARS
 
 
-def weight(*values: float) -> nn.Parameter:
+def row(*values: float) -> Tensor:
     """A matrix of one row, in double precision."""
-    return nn.Parameter(torch.tensor([values], dtype=torch.float64))
+    return torch.tensor([values], dtype=torch.float64)
 
 
-def test_one_step_by_hand() -> None:
+def test_a_scaled_gradient_by_hand() -> None:
     """w = (3, 4), g = (4, -5), decay 1: the decayed gradient (7, -1) has norm sqrt(50), the ratio is 0.5 / sqrt(50)."""
-    w = weight(3.0, 4.0)
-    w.grad = torch.tensor([[4.0, -5.0]], dtype=torch.float64)
-    LARS([w], lr=2.0, weight_decay=1.0, trust=0.1).step()
     ratio = 0.1 * 5.0 / sqrt(50.0)
-    assert w.tolist()[0] == pytest.approx([3.0 - 2.0 * ratio * 7.0, 4.0 + 2.0 * ratio], rel=1e-15)
+    found = scaled(row(3.0, 4.0), row(4.0, -5.0), weight_decay=1.0, trust=0.1)
+    assert found.tolist()[0] == pytest.approx([ratio * 7.0, -ratio], rel=1e-15)
 
 
 def test_nothing_to_scale_by() -> None:
     """A weight of zero moves along its gradient; a gradient of zero leaves the decay alone to be scaled."""
-    w = weight(0.0, 0.0)
-    w.grad = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
-    LARS([w], lr=0.1).step()
-    assert w.tolist()[0] == pytest.approx([-0.1, -0.2])
-    w = weight(1.0, 2.0)
-    w.grad = torch.zeros(1, 2, dtype=torch.float64)
-    LARS([w], lr=0.1).step()
-    assert w.tolist()[0] == [1.0, 2.0]
-    LARS([w], lr=0.1, weight_decay=0.5, trust=0.5).step()
-    assert w.tolist()[0] == pytest.approx([0.95, 1.9])
+    assert torch.equal(scaled(row(0.0, 0.0), row(1.0, 2.0), 0.0), row(1.0, 2.0))
+    assert torch.equal(scaled(row(1.0, 2.0), row(0.0, 0.0), 0.0), row(0.0, 0.0))
+    torch.testing.assert_close(scaled(row(1.0, 2.0), row(0.0, 0.0), 0.5, trust=0.5), row(0.5, 1.0))
 
 
-def test_momentum_is_a_sum_of_scaled_steps() -> None:
-    """v <- 0.9 v + lr u: the second step with the same weight norm and gradient is 1.9 times as long."""
-    w, moved = weight(3.0, 4.0), []
-    optimizer = LARS([w], lr=0.5, momentum=0.9, trust=1e-3)
-    for _ in range(2):
-        w.data, w.grad = weight(3.0, 4.0).data, weight(1.0, 1.0).data
-        optimizer.step()
-        moved.append(weight(3.0, 4.0).data - w.data)
-    torch.testing.assert_close(moved[1], 1.9 * moved[0])
+def test_steps_of_the_released_client() -> None:
+    """A first step at the full rate, along scaled gradients of matrices and kernels and plain ones of vectors."""
+    made = method(ReleasedFedCon, lr=0.1, lr_schedule="constant", momentum=0.0, weight_decay=0.5, clip_norm=None)
+    run = federation(made)
+    twin, x = copy.deepcopy(made), {"x": images(), "x2": images(seed=2)}
+    slopes = torch.autograd.grad(twin.client_loss(x), twin.learners())
+    fit_on(run, 0, x)
+    for after, old, slope in zip(made.learners(), twin.learners(), slopes, strict=True):
+        step = slope if old.ndim == 1 else scaled(old.detach(), slope, 0.5)
+        torch.testing.assert_close(after, old - 0.1 * step)

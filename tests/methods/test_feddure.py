@@ -1,7 +1,6 @@
 """FedDure: the bi-level step against reference numbers, its look-ahead, its arguments, and its ablations."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from methods.ablations.feddure import (
     released_rate,
 )
 from methods.base import Batch
-from methods.feddure import FedDure, WeightNet, look_ahead, stateless
+from methods.feddure import FedDure, directional_derivative, stateless
 
 FLAGS = {
     ("softmax", True, "none"): FedDure,
@@ -153,45 +152,18 @@ def test_one_kind_of_images_moves_the_local_model_only(kind: str) -> None:
 
 # --- the look-ahead
 
-Objective = Callable[[Tensor], Tensor]
 
+def test_the_derivative_through_attention() -> None:
+    """torch's fused attention has no forward-mode derivative; the look-ahead does without it."""
+    torch.manual_seed(0)
+    net, x = models.build("vit_tiny_scratch", 2, image_size=16).double(), torch.randn(2, 3, 16, 16).double()
+    direction = {name: torch.randn_like(p) for name, p in net.named_parameters()}
 
-def problem(name: str) -> tuple[nn.Module, WeightNet, Tensor, Tensor, Objective, Objective]:
-    """Network, F-reg, images of the inner and the outer objective, and these."""
-    torch.manual_seed(3)
-    if name == "resnet9":
-        net: nn.Module = models.build("resnet9", 4, width=8)
-        u, x = torch.randn(6, 3, 8, 8), torch.randn(3, 3, 8, 8)
-    else:
-        norm = nn.BatchNorm1d(6) if name == "batchnorm" else nn.LayerNorm(6)
-        net = nn.Sequential(nn.Linear(5, 6), norm, nn.Tanh(), nn.Linear(6, 4))
-        u, x = torch.randn(6, 5), torch.randn(3, 5)
-    weights = WeightNet(4, 7).double()
-    labels, y = torch.tensor([0, 3, 1, 2, 2, 0]), torch.tensor([1, 0, 3])
+    def moved(step: float) -> Tensor:
+        return stateless(net, x, {name: p + step * direction[name] for name, p in net.named_parameters()})
 
-    def inner(z: Tensor) -> Tensor:
-        return (weights(z) * F.cross_entropy(z, labels, reduction="none")).mean()
-
-    def outer(z: Tensor) -> Tensor:
-        return F.cross_entropy(z, y)
-
-    return net.double(), weights, u.double(), x.double(), inner, outer
-
-
-@pytest.mark.parametrize("name", ["layernorm", "batchnorm", "resnet9"])
-def test_the_gradient_is_that_of_a_double_backward_pass(name: str) -> None:
-    """Relative difference below 1e-12, with batch norm in training mode."""
-    net, weights, u, x, inner, outer = problem(name)
-    wrt = list(weights.parameters())
-    fast = torch.autograd.grad(look_ahead(net, inner, u, net(u), outer, x, 0.3), wrt)
-    own = dict(net.named_parameters())
-    steps = torch.autograd.grad(inner(stateless(net, u)), list(own.values()), create_graph=True, materialize_grads=True)
-    ahead = {n: own[n] - 0.3 * g for n, g in zip(own, steps, strict=True)}
-    slow = torch.autograd.grad(outer(stateless(net, x, ahead)), wrt)
-    size = torch.cat([g.flatten() for g in slow]).norm()
-    assert float(size) > 1e-8
-    difference = torch.cat([(a - b).flatten() for a, b in zip(fast, slow, strict=True)]).norm()
-    assert float(difference / size) < 1e-12
+    slope = (moved(1e-6) - moved(-1e-6)).detach() / 2e-6
+    torch.testing.assert_close(directional_derivative(net, x, direction), slope, rtol=1e-5, atol=1e-5)
 
 
 def test_released_rates() -> None:

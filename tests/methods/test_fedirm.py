@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from federations import SIDE, make_method
 from golden_files import close, load, noise
 from methods import models
 from methods.base import Upload, Visit
 from methods.fedirm import FedIRM, entropy, relation_loss, relation_matrix
-from methods.models.backbone import draw_from
+from methods.models.backbone import LinearHead, draw_from
 
 
 def views(count: int = 12, seed: int = 0) -> dict[str, Tensor]:
@@ -105,6 +105,20 @@ def test_uncertainty_is_that_of_the_mean_logits_of_eleven_passes() -> None:
     consistency = (logits.softmax(dim=1) - teacher).square().sum() / method.hparams.batch_size
     method.generator.manual_seed(1)
     torch.testing.assert_close(method.training_step({"unlabelled": batch}, 0), consistency + matching)
+
+
+def test_a_head_that_knows_no_passes() -> None:
+    """A network of one's own may end in a plain layer: its one prediction is what eleven equal passes give."""
+    losses = []
+    for head in (LinearHead, nn.Linear):
+        torch.manual_seed(0)
+        network = models.build("resnet9", 10, width=8)
+        network.head = head(network.feature_dim, 10)
+        method = FedIRM(network, 10, confidence_gate=0.0).train()
+        method.visit = Visit(round=37, client=1, labelled=False)
+        method.on_train_start()
+        losses.append(method.training_step({"unlabelled": views()}, 0))
+    assert torch.equal(*losses)
 
 
 # --- labelled clients and the server

@@ -11,8 +11,12 @@ from datamodules.partition.sites import true_labels
 from federations import few_in, make_data, make_federation, make_method, plain_fabric, site_of
 from golden_files import load
 from methods import models
+from methods.ablations.fl2 import AsWritten
+from methods.ablations.semifl import NormsInOneStream
 from methods.base import Upload, Visit
 from methods.fl2 import FL2
+from methods.parts.server import StaticNorms
+from methods.semifl import SemiFL
 
 # --- labels
 
@@ -83,27 +87,27 @@ def test_released_aggregation(case: dict[str, Any]) -> None:
 
 
 def test_batches_of_the_norm_statistics() -> None:
-    """Tens of labelled images first, then the pool, class by class as stored; scopes, and one stream in the data set's
-    order.
+    """Tens of labelled images first, then the pool, class by class as stored; or one stream in the data set's order; or
+    the active clients' images, once there are any.
     """
     data = make_data("server")  # 40 labels, a pool of 1397
 
-    def batches(name: str = "semifl", **args: Any) -> list[Tensor]:
-        method = make_method(name, **args)
-        method.select_clients(0, data.roster(0, participants=2))
+    def batches(cls: type[StaticNorms], select: bool = True) -> list[Tensor]:
+        method = make_method(cls)
+        if select:
+            method.select_clients(0, data.roster(0, participants=2))
         return list(method.norm_batches(data))
 
-    def sizes(**args: Any) -> list[int]:
-        return [len(batch) for batch in batches(**args)]
+    def sizes(cls: type[StaticNorms], **args: bool) -> list[int]:
+        return [len(batch) for batch in batches(cls, **args)]
 
-    assert sizes() == sizes(name="fl2") == [10] * 4 + [1397]
-    assert sizes(sbn_batch=1000) == [10] * 4 + [1000, 397]
-    assert sizes(sbn_scope="active") == [349, 349]
-    assert sizes(sbn_order="dataset", sbn_batch=250) == [250] * 5 + [187]
-    stored = batches()[-1]
+    assert sizes(SemiFL) == sizes(FL2) == sizes(AsWritten, select=False) == [10] * 4 + [1397]
+    assert sizes(AsWritten) == [349, 349]
+    assert sizes(NormsInOneStream) == [250] * 5 + [187]
+    stored = batches(SemiFL)[-1]
     classes = true_labels(data)[stored]
     assert torch.equal(classes, classes.sort().values)
-    assert torch.equal(batches(sbn_order="dataset")[0][40:], stored.sort().values)
+    assert torch.equal(torch.cat(batches(NormsInOneStream))[40:], stored.sort().values)
 
 
 def test_static_statistics_are_measured_sent_used_and_never_trained() -> None:
