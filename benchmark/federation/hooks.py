@@ -10,7 +10,7 @@ from typing import Any, get_args
 import lightning as L
 from torch import Tensor, nn
 
-from datamodules.common.errors import ConfigError, RunError, Stopped, safe_str
+from datamodules.common.errors import ConfigError, RunError, Stopped
 from datamodules.common.plugins import users_place
 from datamodules.common.streams import SERVER
 from methods.base import FedMethod, Scope, Upload, Visit
@@ -163,10 +163,10 @@ def _cause(error: BaseException, method: FedMethod) -> str:
     if isinstance(error, SystemExit):
         return f"the method ended the program (exit code {error.code!r}); a hook returns, or raises an error"
     if isinstance(error, RunError):
-        return safe_str(error)
+        return str(error)
     classes = [cls for cls in type(method).__mro__ if issubclass(cls, FedMethod) and cls is not FedMethod]
     line = users_place(error, {cls.__module__ for cls in classes})
-    return f"{type(error).__name__}: {safe_str(error)}" + (f" ({line})" if line else "")
+    return f"{type(error).__name__}: {error}" + (f" ({line})" if line else "")
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

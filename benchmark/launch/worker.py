@@ -24,7 +24,7 @@ from benchmark.launch.signals import STOPPED, check_stopped, die_with_parent, st
 from benchmark.runs import loggers
 from benchmark.runs.folder import RunFolder
 from datamodules.base import FSSLDataModule
-from datamodules.common.errors import ConfigError, DataError, RunError, Stopped, safe_str
+from datamodules.common.errors import ConfigError, DataError, RunError, Stopped
 from datamodules.common.memory import available_bytes
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -110,7 +110,7 @@ def _run(fabric: Fabric, run: Run, files: RunFolder, recorder: Recorder | None) 
         check_stopped()  # processes that others have left may fail before the signal that was sent to all reaches them
         failure: BaseException = error
         if not isinstance(error, Exception):
-            told = f"the method or the data set raised {type(error).__name__}: {safe_str(error)}"
+            told = f"the method or the data set raised {type(error).__name__}: {error}"
             failure = RunError(f"{files.path}: {told}")
         if recorder and (files.record or not isinstance(failure, (ConfigError, DataError))):
             files.fail(failure, run)

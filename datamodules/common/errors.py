@@ -39,17 +39,9 @@ class Stopped(BaseException):
         return f"stopped by {self.signal.name}"
 
 
-def safe_str(error: BaseException) -> str:
-    """``str(error)``, even for an error whose ``__str__`` fails."""
-    try:
-        return str(error)
-    except Exception:
-        return "(its message cannot be read)"
-
-
 def message_of(error: BaseException) -> str:
     """The error message, prefixed with its type unless it is one of ours."""
-    return safe_str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {safe_str(error)}"
+    return str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
 
 
 def unknown(what: str, name: object, known: Iterable[str], more: str = "") -> ConfigError:
