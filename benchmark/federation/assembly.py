@@ -71,9 +71,9 @@ def make_method(run: Run, data: FSSLDataModule, num_clients: int, num_images: in
     if missing := sorted(needed_views - set(data.views)):
         raise ConfigError(
             f"{type(method).__name__} needs the view {missing[0]!r}, and the data's pipeline has only "
-            f"{', '.join(data.views)}; choose another, such as --data.pipeline randaugment_levels_cutout, and "
-            f"the setting that it was made for: --data.scenario {method.scenario} with a number of labels "
-            "(docs/usage/runs.md)"
+            f"{', '.join(data.views)} (positions and labels are fields of a Stream, no views); choose another "
+            "one, such as --data.pipeline randaugment_levels_cutout, and the setting that the method was made for: "
+            f"--data.scenario {method.scenario} with a number of labels (docs/usage/runs.md)"
         )
     return method
 

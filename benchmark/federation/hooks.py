@@ -61,6 +61,8 @@ def cohorts(made: Any, num_clients: int) -> list[list[int]]:
     Raises:
         RunError: a client does not exist.
     """
+    if not isinstance(made, list | tuple) or not all(isinstance(cohort, Iterable) for cohort in made):
+        raise RunError(f"it returned {made!r:.80}; give a list of cohorts, each a list of client ids: [[0, 1]]")
     found = [list(cohort) for cohort in made]
     _require_clients([client for cohort in found for client in cohort], num_clients)
     return found
@@ -79,11 +81,27 @@ def step_outputs(made: Any, automatic: bool) -> dict[str, Any]:
     outputs = {} if made is None else dict(made) if isinstance(made, Mapping) else {"loss": made}
     loss = outputs.get("loss")
     if automatic and made is not None and not (isinstance(loss, Tensor) and loss.ndim == 0):
+        told = f"a tensor of shape {list(made.shape)}" if isinstance(made, Tensor) else f"{made!r:.80}"
         raise RunError(
-            f"training_step returned {made!r:.80}; with automatic optimisation it returns a scalar loss, a "
+            f"training_step returned {told}; with automatic optimisation it returns a scalar loss, a "
             "dict with a scalar 'loss', or None"
         )
+    if automatic and loss is not None and not loss.requires_grad:
+        raise RunError("training_step returned a loss that depends on no trained parameter; return None for no step")
     return outputs
+
+
+def require_shape(probabilities: Tensor, shape: list[int]) -> None:
+    """Check what ``predict`` returned for all test images.
+
+    Raises:
+        RunError: another shape.
+    """
+    if list(probabilities.shape) != shape:
+        raise RunError(
+            f"it gives the shape {list(probabilities.shape)} for all test images instead of {shape}: forward returns "
+            "logits, and predict probabilities, both [B, classes]"
+        )
 
 
 def upload(made: Upload | None, shared: Mapping[str, Tensor]) -> Upload | None:
@@ -98,6 +116,8 @@ def upload(made: Upload | None, shared: Mapping[str, Tensor]) -> Upload | None:
     """
     if made is None:
         return None
+    if not isinstance(made, Upload):
+        raise RunError(f"make_upload returned a {type(made).__name__}; it returns an Upload, or None")
     for name in {**shared, **made.tensors}:
         if name not in made.tensors:
             raise RunError(
@@ -122,6 +142,10 @@ def remembered(made: Any, num_clients: int) -> dict[int, dict[str, Tensor]]:
     Raises:
         RunError: a key is not a client id.
     """
+    if not isinstance(made, Mapping):
+        raise RunError(
+            f"it returned a {type(made).__name__}; it returns tensors by name, by client: {{client: {{...}}}}"
+        )
     _require_clients(made, num_clients)
     return {client: _copies(own) for client, own in made.items()}
 

@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from math import isnan
 from typing import Any, Literal, Protocol
@@ -30,6 +30,7 @@ from benchmark.federation.metrics import Sums, class_accuracies, client_accuraci
 from benchmark.federation.site import ClientState, VisitResult
 from benchmark.federation.store import Store
 from datamodules.base import FSSLDataModule
+from datamodules.common.errors import RunError
 from datamodules.partition.roster import Roster
 from methods.base import FedMethod, Tally, Upload, Visit
 from methods.parts.visits import PlannedRounds
@@ -238,7 +239,9 @@ class Federation:
         """The server turns uploads into its next model, and keeps what it remembers; returns what was logged."""
         tally = self.method._engine.tally = Tally()
         with self.engine.hook_context("aggregate", number):
-            self.method.aggregate(uploads)
+            aggregate: Callable[[Sequence[Upload]], object] = self.method.aggregate
+            if aggregate(uploads) is not None:
+                raise RunError("it returned a value, which would be lost; change self, as with self.load_tensors(...)")
         self.method._engine.tally = None
         with self.engine.hook_context("remember", number):
             kept = hooks.remembered(self.method.remember(uploads), self.data.num_clients)
@@ -279,6 +282,7 @@ class Federation:
         with self.engine.hook_context("predict", number), self.method.autocast():
             blocks = (block for _, block in self.data.test_blocks(self.method.eval_batch))
             probabilities = torch.cat(self.spread(lambda block: self.method.predict(block()), blocks))
+            hooks.require_shape(probabilities, [len(self.data.test_labels), self.data.num_classes])
         self.engine.seats[0].train_mode()
         metrics, self.confusion = scores(probabilities, self.data.test_labels)
         by_class = class_accuracies(self.confusion)

@@ -5,12 +5,14 @@ of every method says when that is due. Nobody raises a revision for classes from
 of their source is recorded beside it.
 """
 
+import ast
 import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +77,35 @@ def by_other_revision(run: Run, record: Record) -> bool:
 def users_source(run: Run) -> str | None:
     """Digest of the files of a run's classes, network and pipeline that are not part of this repository.
 
+    Files that these import from their own package or folder count, too.
+
     Returns:
         Twelve hexadecimal digits; ``None`` if there are none, or no files, as in some notebooks.
     """
     pipeline = str(run.config.data.init_args.get("pipeline"))
     paths = (run.config.model, run.config.data.class_path, pipeline)
     names = [cls.__module__ for cls in run.class_of("method").__mro__] + [path.rpartition(".")[0] for path in paths]
-    theirs = dict.fromkeys(name for name in names if name and name.partition(".")[0] not in BELOW)
-    files = [file for name in theirs if (file := _file(name)) is not None]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12] if files else None
+    files: dict[str, Path] = {}
+    for name in names:  # which grow
+        if name and name not in files and name.partition(".")[0] not in BELOW and (file := _file(name)) is not None:
+            files[name] = file
+            names += _imports(name, file) if file.suffix == ".py" else ()
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files.values()))
+    return digest.hexdigest()[:12] if files else None
+
+
+def _imports(module: str, file: Path) -> Iterator[str]:
+    """What a module's source imports from its own package or folder."""
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        names = [one.name for one in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom):
+            base = resolve_name("." * node.level + (node.module or ""), package)
+            names = [base, *(f"{base}.{name}" for name in names)]
+        for name in names:
+            beside = "." not in name and (found := _file(name)) is not None and found.parent == file.parent
+            if beside or name.partition(".")[0] == package.partition(".")[0]:
+                yield name
 
 
 def _file(module: str) -> Path | None:
