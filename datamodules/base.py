@@ -213,16 +213,18 @@ class FSSLDataModule(L.LightningDataModule):
 
     def _measure(self, arrays: Arrays) -> None:
         """Take what the class does not say from the training images, and note it for the record."""
-        height, width, channels = arrays.train_images.shape[1:]
+        shape = arrays.train_images.shape[1:]
         self.num_classes = len(arrays.class_names)
-        self.image_size = self.hparams.side or max(height, width) + 2 * self.hparams.border
-        self.mean, self.std = channel_moments(cast(Images, arrays.train_images))
+        self.mean, self.std = (), ()
+        if len(shape) == 3:  # images, not feature vectors
+            self.image_size = self.hparams.side or max(shape[:2]) + 2 * self.hparams.border
+            self.mean, self.std = channel_moments(cast(Images, arrays.train_images))
         self.views = self._views()
         self.provenance = {
             "measured": {
                 "class_names": list(arrays.class_names),
                 "train_images": len(arrays.train_images),
-                "image_shape": [height, width, channels],
+                "image_shape": list(shape),
                 "mean": list(self.mean),
                 "std": list(self.std),
             }

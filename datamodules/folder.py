@@ -133,8 +133,14 @@ def listing(root: Path, clients_in: str | None) -> Listing:
     train.sort(key=lambda picture: picture.label is None)
     test = [picture for picture in test if picture.label is not None]
     if test and (apart := sorted(set(_classes(train)) ^ set(_classes(test)))):
-        raise DataError(f"{root}: train and test need the same classes; only one has {', '.join(map(repr, apart))}")
-    return Listing(train, test, _notes(root, [picture.file for picture in (*train, *test)]))
+        what = f"{root}: train and test need the same classes; only one has {', '.join(map(repr, apart))}"
+        raise DataError(f"{what}. If these are clients above classes, give --data.clients_in folders")
+    notes = _notes(root, [picture.file for picture in (*train, *test)])
+    deeper = {picture.file.parent.name for picture in train if picture.label not in (None, picture.file.parent.name)}
+    if deeper:
+        belong = f"{root}: folders inside classes belong to them: {', '.join(sorted(deeper)[:6])}"
+        notes += (f"{belong}; if these are classes, and those above are clients, give --data.clients_in folders",)
+    return Listing(train, test, notes)
 
 
 def _notes(root: Path, read: list[Path]) -> tuple[str, ...]:
@@ -219,6 +225,9 @@ def _check_classes(place: Path, classes: list[Path]) -> None:
     if all(_SPLIT.fullmatch(path.name) or _MASKS.fullmatch(path.name) or _part(path) for path in classes):
         what = f"{place}: the folders {names} look like splits, or images and their masks, not classes"
         raise DataError(f"{what}; call splits train and test, and give <class>/")
+    if inside := [path for one in classes for path in _folders(one) if _part(path) == "unlabelled"]:
+        what = f"{inside[0]}: images inside a class would have its label; put {inside[0].name} beside the classes"
+        raise DataError(f"{what}, or, if {inside[0].parent.name} is a client, give --data.clients_in folders")
     shared = sorted(set.intersection(*({path.name for path in _folders(one)} for one in classes)))
     if len(shared) > 1:
         raise DataError(

@@ -48,9 +48,11 @@ def arrays_of(
             no test image.
     """
     split = len(images) == 2
-    test = (images[1], labels[1]) if split else (images[0][:1], labels[0][:1].clip(0))  # to be replaced
+    test_images, test_labels = images[-1], labels[-1]
+    if not split:  # to be replaced
+        test_images, test_labels = images[0][:1], np.zeros(1, np.int64)
     try:
-        arrays = Arrays(images[0], labels[0], *test, names, **more)
+        arrays = Arrays(images[0], labels[0], test_images, test_labels, names, **more)
     except ArraysError as error:
         raise DataError(f"{where}: {error}") from error
     members = [np.flatnonzero(arrays.train_labels == label) for label in range(len(names))]

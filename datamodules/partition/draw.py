@@ -107,9 +107,13 @@ def _check(options: Options, unknown: int, given: Given | None) -> None:
         for name in ("labelled_from", "labelled_histogram", "labelled_partition"):
             if options[name] is not None:
                 raise ConfigError(f"data.{name} has no effect on clients that are given: leave it out")
-        if given.labelled is not None and (asked := [name for name in LABEL_OPTIONS if options[name] is not None]):
-            what = f"data.{asked[0]} has no effect, since {options['partition_file']} says which images have labels"
-            raise ConfigError(f"{what}: leave it out")
+        if given.labelled is not None:
+            asked = [name for name in LABEL_OPTIONS if options[name] is not None]
+            asked += ["unlabelled_only"] if options["unlabelled_only"] else []
+            asked += ["scenario=server"] if options["scenario"] == "server" else []
+            if asked:
+                what = f"data.{asked[0]} has no effect, since {options['partition_file']} says which images have labels"
+                raise ConfigError(f"{what}: leave it out")
     if unknown and options["hidden_labels"] != "hidden":
         what = f"data.hidden_labels={options['hidden_labels']} needs the labels of all images"
         raise ConfigError(f"{what}, and {unknown} training images have none: leave it out")

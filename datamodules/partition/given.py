@@ -94,9 +94,18 @@ def read_clients(file: str, num_samples: int) -> Given:
     """
     try:
         text = Path(file).read_bytes()
-        return replace(_given(json.loads(text), num_samples), digest=hashlib.sha256(text).hexdigest())
+        content = json.loads(text, object_pairs_hook=_once)
+        return replace(_given(content, num_samples), digest=hashlib.sha256(text).hexdigest())
     except (OSError, ValueError) as error:
         raise DataError(f"cannot use the partition file {file}: {error}; {_FORM}") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, in which each name stands once."""
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:
+        raise DataError(f"{twice[0]!r} occurs twice")
+    return dict(pairs)
 
 
 def _given(content: Any, num_samples: int) -> Given:
@@ -106,6 +115,8 @@ def _given(content: Any, num_samples: int) -> Given:
     labelled: list[int | Positions | None] = []
     for client, (name, one) in enumerate(content.items()):
         one = one if isinstance(one, Mapping) else {"images": one}
+        if unknown := sorted(one.keys() - {"images", "labelled"}):
+            raise DataError(f"client {name!r} has {unknown[0]!r}")
         part, own = _places(one.get("images"), f"images of client {name!r}", num_samples), one.get("labelled")
         if len(taken := part[owners[part] != NOBODY]):
             raise DataError(f"clients {list(content)[owners[taken[0]]]!r} and {name!r} both have position {taken[0]}")
@@ -114,6 +125,8 @@ def _given(content: Any, num_samples: int) -> Given:
         labelled.append(own if a_number else _places(own, f"labelled images of client {name!r}", num_samples))
     said = any(own is not None for own in labelled)
     chosen = [NOTHING if own is None else own for own in labelled]
+    if said and not any(own if isinstance(own, int) else len(own) for own in chosen):
+        raise DataError("it gives nobody a label")
     return Given(tuple(content), owners, chosen if said else None)
 
 

@@ -76,7 +76,7 @@ class Roster:
         """
         if not 1 <= size <= self.num_clients:
             raise ConfigError(
-                f"roster: subsets of {size} clients from {self.num_clients}; choose 1..{self.num_clients}"
+                f"subsets of {size} clients from {self.num_clients}: choose subsets of 1 to {self.num_clients}"
             )
         rng, drawn = self._subsets.setdefault(size, (random.Random(self.seed), []))
         while len(drawn) < (index + 1) * count:

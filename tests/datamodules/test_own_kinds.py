@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from benchmark import cli
@@ -126,6 +127,17 @@ def test_a_run_trains_on_them_and_measures_nothing_that_needs_their_labels(here,
     assert "unknown" in capsys.readouterr().out
 
 
+def test_feature_vectors_of_ones_own(here):
+    """In two versions, the first of which is the test samples' only one."""
+    labels = np.arange(60) % 3
+    vectors = RNG.randn(60, 2, 5).astype(np.float32)
+    np.savez("v.npz", train_images=vectors, train_labels=labels, test_images=vectors[:9, :1], test_labels=labels[:9])
+    data = ready(Npz, file="v.npz", pipeline="feature_versions")
+    assert data.feature_dim == 5 and data.provenance["measured"]["image_shape"] == [2, 5]
+    _, block = next(data.test_blocks(9))
+    assert torch.equal(block(), torch.from_numpy(vectors[:9, 0]))
+
+
 # --- clients with names
 
 
@@ -141,8 +153,15 @@ def test_clients_are_the_folders_above_the_classes(here):
     assert [site.size for site in data.clients] == [4 + 3 + 2, 4 + 3 + 1, 8]
     with pytest.raises(DataError, match="num_clients 3"):
         pictures(clients_in="folders", num_clients=10)
-    with pytest.raises(DataError, match=r"ann.*clients_in folders|same classes"):
+    with pytest.raises(DataError, match=r"bob/unlabeled: .*if bob is a client, give --data\.clients_in folders"):
         pictures()
+    os.rename("pictures/train/bob/unlabeled", "pictures/unlabeled/bob")
+    with pytest.raises(DataError, match=r"same classes.*clients_in folders"):
+        pictures()
+    os.rename("pictures/test", "elsewhere")
+    assert "folders inside classes belong to them: a, b; if these are classes" in pictures(num_clients=3).about()
+    os.rename("elsewhere", "pictures/test")
+    os.rename("pictures/unlabeled/bob", "pictures/train/bob/unlabeled")
     os.rename("pictures/train/bob", "pictures/bob")
     pooled = pictures(clients_in="folders", num_clients=2, scenario="server", num_labels=4)
     assert len(pooled.server.labelled) == 4 and pooled.class_counts("unlabelled").sum() == 8
@@ -221,6 +240,8 @@ BAD_CLIENTS = {
     "shared": ({"a": [0, 1], "b": [1]}, "'a' and 'b' both have position 1"),
     "truth": ({"a": [True]}, "must be a list of whole numbers"),
     "list": ([[0, 1]], "has no clients"),
+    "another word": ({"a": {"images": [0, 1], "labeled": 1}}, "client 'a' has 'labeled'"),
+    "nobody": ({"a": {"images": [0, 1], "labelled": 0}}, "gives nobody a label"),
     "labels elsewhere": ({"a": {"images": [0], "labelled": [5]}}, "'a' is to have labels of position 5"),
     "too many labels": ({"a": {"images": [0, 1], "labelled": 3}}, "labels of 3 images; it has 2"),
     "LEAF": ({"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [], "y": []}}}, "client 'users' must be"),
@@ -235,11 +256,19 @@ def test_a_plain_file_is_looked_at(name, here):
         with_clients(content, num_clients=1)
 
 
-@pytest.mark.parametrize("name", ["num_labels", "label_fraction", "labels_per_class"])
+def test_a_client_that_stands_twice_in_a_file_is_refused(here):
+    file_of()
+    (here / "twice.json").write_text('{"a": [0, 1], "b": [2], "a": [3]}')
+    with pytest.raises(DataError, match=r"twice\.json: 'a' occurs twice"):
+        ready(Npz, file="x.npz", partition_file="twice.json")
+
+
+@pytest.mark.parametrize("name", ["num_labels", "label_fraction", "labels_per_class", "unlabelled_only", "scenario"])
 def test_options_for_labels_do_not_go_with_a_file_that_names_them(name, here):
     file_of()
-    with pytest.raises(ConfigError, match=rf"data\.{name} has no effect.*clients\.json.*leave it out"):
-        with_clients({"a": {"images": [0, 1], "labelled": 1}}, num_clients=1, scenario="all_clients", **{name: 1})
+    options = {"scenario": "server"} if name == "scenario" else {"scenario": "all_clients", name: 1}
+    with pytest.raises(ConfigError, match=rf"data\.{name}.* has no effect.*clients\.json.*leave it out"):
+        with_clients({"a": {"images": [0, 1], "labelled": 1}}, num_clients=1, **options)
 
 
 @pytest.mark.parametrize("name", ["split.pth", "client_0.npz", "clients"])
