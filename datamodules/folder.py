@@ -137,7 +137,7 @@ def listing(root: Path, clients_in: str | None) -> Listing:
         raise DataError(f"{what}. If these are clients above classes, give --data.clients_in folders")
     notes = _notes(root, [picture.file for picture in (*train, *test)])
     deeper = {picture.file.parent.name for picture in train if picture.label not in (None, picture.file.parent.name)}
-    if deeper:
+    if len(deeper) > 1:
         belong = f"{root}: folders inside classes belong to them: {', '.join(sorted(deeper)[:6])}"
         notes += (f"{belong}; if these are classes, and those above are clients, give --data.clients_in folders",)
     return Listing(train, test, notes)
@@ -244,7 +244,7 @@ def _images(place: Path, least: int = 1) -> list[Path]:
         DataError: there are fewer than ``least``.
     """
     files = sources.files_below(place)
-    found = [file for file in files if file.suffix.lower() in SUFFIXES]
+    found = [file for file in files if file.suffix.lower() in SUFFIXES and file.exists()]  # no broken link
     if len(found) < least:
         counts = Counter(file.suffix.lower() for file in files)
         only = f", only {', '.join(f'{count} {suffix}' for suffix, count in counts.items())}" if counts else ""

@@ -63,11 +63,11 @@ class Geometry:
     def prepare(self, images: Tensor) -> Tensor:
         """Lay out uint8 images [N, H, W, 1 or 3] for cutting: uint8 [N, H', W', 3], contiguous, same device.
 
-        One channel becomes three identical ones. Raises `DataError` for images that are not uint8 [N, H, W, C].
+        One channel becomes three identical ones. Raises `DataError` for others.
         """
-        if images.dtype != torch.uint8 or images.ndim != 4:
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
             raise DataError(
-                f"expected 8-bit images [N, H, W, C], got {images.dtype} {list(images.shape)}; feature vectors "
+                f"expected 8-bit images [N, H, W, 1 or 3], got {images.dtype} {list(images.shape)}; feature vectors "
                 "need data.pipeline=feature_versions or feature_copies"
             )
         images = zero_pad(images, self.border)
