@@ -62,6 +62,10 @@ ELSEWHERE = 5  # how far from its own place in the visit a step is recorded, in 
 def check_a_run_learns(subject: Subject) -> None:
     """In three rounds from half-trained weights, the test loss falls on the way."""
     start, *losses = (loss_of_tests(subject.resumed(rounds)) for rounds in range(ROUNDS + 1))
+    assert any(abs(loss - start) > 1e-6 * start for loss in losses), (
+        "the model does not change; does each step reach an optimiser (in manual optimisation, training_step calls "
+        "optimizer.step() itself), and does aggregate load what clients upload?"
+    )
     assert min(losses) <= FALL * start, (
         f"it does not learn: from half-trained weights with a cross-entropy of {start:.4f} on the test set it comes to "
         f"{', '.join(f'{loss:.4f}' for loss in losses)}. If its rates suit larger networks only, name others in "

@@ -20,6 +20,14 @@ class Ascends(Sound):
         return -super().training_step(batch, batch_idx)
 
 
+class TakesNoStep(Sound):
+    """With manual optimisation, nobody calls the optimiser."""
+
+    def __init__(self, model: nn.Module, **base: Any) -> None:
+        super().__init__(model, **base)
+        self.automatic_optimization = False
+
+
 class Idle(Sound):
     """No pseudo-label is ever used."""
 
