@@ -61,9 +61,10 @@ def cohorts(made: Any, num_clients: int) -> list[list[int]]:
     Raises:
         RunError: a client does not exist.
     """
-    if not isinstance(made, list | tuple) or not all(isinstance(cohort, Iterable) for cohort in made):
+    given = list(made) if isinstance(made, Iterable) else [made]
+    if not all(isinstance(cohort, Iterable) for cohort in given):
         raise RunError(f"it returned {made!r:.80}; give a list of cohorts, each a list of client ids: [[0, 1]]")
-    found = [list(cohort) for cohort in made]
+    found = [list(cohort) for cohort in given]
     _require_clients([client for cohort in found for client in cohort], num_clients)
     return found
 

@@ -100,7 +100,10 @@ def _imports(module: str, file: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(file.read_bytes())):
         names = [one.name for one in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
         if isinstance(node, ast.ImportFrom):
-            base = resolve_name("." * node.level + (node.module or ""), package)
+            try:
+                base = resolve_name("." * node.level + (node.module or ""), package)
+            except ImportError:  # relative, for use in a package, and this is none
+                continue
             names = [base, *(f"{base}.{name}" for name in names)]
         for name in names:
             beside = "." not in name and (found := _file(name)) is not None and found.parent == file.parent

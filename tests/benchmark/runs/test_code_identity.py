@@ -95,13 +95,21 @@ def test_records_without_a_revision_are_of_the_first(monkeypatch):
     assert by_other_code(run, old)
 
 
+TRIED = """
+try:
+    from . import beside_it
+except ImportError:
+    import beside_it
+"""
+
+
 def test_what_a_users_file_imports_from_its_folder_or_package_counts(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     helper = tmp_path / "own_package/deep/helper.py"
     write(tmp_path / "own_package/__init__.py", "")
     write(tmp_path / "own_package/mine.py", f"import os\nimport beside_it\nfrom .deep import helper\n{MINE}")
     write(tmp_path / "own_package/deep/__init__.py", "")
-    write(tmp_path / "own_flat.py", f"import torch\nfrom beside_it import RATE\n{MINE}")
+    write(tmp_path / "own_flat.py", f"import torch\nfrom beside_it import RATE\n{TRIED}{MINE}")
     for file in (helper, tmp_path / "beside_it.py", tmp_path / "unrelated.py"):
         write(file, "RATE = 1\n")
     runs = {name: Run.of(from_dict(VALUES | {"method": f"{name}.Mine"})) for name in ("own_package.mine", "own_flat")}
