@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.board.checking import unfair
+from benchmark.board.tune import rule
 from benchmark.config import Runtime
 from benchmark.registry import KINDS, find_class
 from benchmark.suites.plan import Row
@@ -31,12 +32,13 @@ def enter(
         The suite, whose file is ``Suite.file``, and the method's rows in the table and in the one at its paper's rates.
 
     Raises:
-        ConfigError: the suite has no such setting or has the label already, the file describes another row, the method
-            sees labels that the setting hides, or it cannot be made.
+        ConfigError: the suite has no such setting or no rule of tuning, or has the label already, the file describes
+            another row, the method sees labels that the setting hides, or it cannot be made.
         DataError: the data are missing.
     """
     board, label = load(paper), method.rpartition(".")[2]
     find_class(method, KINDS["method"])
+    rule(board, scale)  # fails before anything is written if the scale has none
     ranked = [one.number for one in board.tables if one.reference]
     if table not in ranked:
         raise ConfigError(f"--table {table}: {board.where} compares rows in {', '.join(ranked) or 'no table'}")

@@ -118,7 +118,7 @@ def is_complete(run: Run) -> bool:
     if record["status"] != "complete":
         return False
     if other := other_data(run, record):
-        raise ConfigError(f"{other} has changed since {path} was made; delete that folder to run it again")
+        raise ConfigError(f"{other} has changed since {path} was made; delete that folder or give --overwrite")
     if by_other_code(run, record):
         other = (
             f"{path} was made by other code of {config.method.name}, {' and '.join(revisions(record))} "

@@ -34,8 +34,8 @@ class Roster:
     seed: int = 1337
     participants: int | None = None
     rule: str = "uniform"
-    _subsets: dict[int, tuple[random.Random, list[list[int]]]] = field(default_factory=dict, repr=False)
-    _rounds: list[list[int]] = field(default_factory=list, repr=False)
+    _subsets: dict[int, tuple[random.Random, list[list[int]]]] = field(default_factory=dict, repr=False, init=False)
+    _rounds: list[list[int]] = field(default_factory=list, repr=False, init=False)
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:

@@ -82,6 +82,14 @@ def test_a_method_gets_its_row_and_does_not_keep_it_when_it_is_edited(board, cap
     assert times(board, others) == before[others]
 
 
+def test_a_suite_without_a_rule_of_tuning_gets_no_row(board, capsys):
+    text = (board / "board.yaml").read_text()
+    (board / "board.yaml").write_text(text[: text.index("    tuning:")])
+    assert main(ENTER) == 2
+    assert "board.yaml: scale quick has no entry `tuning`" in capsys.readouterr().err
+    assert not list(board.glob("board-*.yaml"))
+
+
 REFUSED = {"--table two": "compares rows in one", "--rounds 3": "--rounds", "--data.beta 3": "--data.beta"}
 
 
