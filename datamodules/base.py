@@ -251,7 +251,7 @@ class FSSLDataModule(L.LightningDataModule):
         return {}
 
     def about(self) -> str:
-        """Classes with their training images, test images, images without a label, nobody's, and not read; in words."""
+        """In words: training images by class, without a label and of nobody, test images, and what was not read."""
         self._require_setup()
         labels, lost = true_labels(self).cpu(), []
         counts = torch.bincount(labels[labels != HIDDEN], minlength=self.num_classes).tolist()
@@ -261,9 +261,10 @@ class FSSLDataModule(L.LightningDataModule):
         if not self.knows_all:
             listed.append(f"{int((labels == HIDDEN).sum())} without a label")
             lost = ["unknown, since they need every label: accuracy at clients, and which pseudo-labels are right"]
-        held = [*self.partition.labelled, *self.partition.unlabelled, self.partition.server]
-        if nobodys := len(labels) - len(np.unique(np.concatenate(held))):
-            lost.append(f"{nobodys} training images are nobody's")
+        sites = (self.partition.labelled, self.partition.unlabelled, [self.partition.server])
+        held = np.unique(np.concatenate([Lists.of(parts).flat for parts in sites]))
+        if len(held) < len(labels):
+            lost.append(f"training images that belong to nobody: {len(labels) - len(held)}")
         first = f"training images by class: {', '.join(listed)}; {len(self.test_labels)} test images"
         return "\n".join((first, *lost, *self.notes))
 

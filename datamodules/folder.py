@@ -137,7 +137,7 @@ def listing(root: Path, clients_in: str | None) -> Listing:
         raise DataError(f"{what}. If these are clients above classes, give --data.clients_in folders")
     notes = _notes(root, [picture.file for picture in (*train, *test)])
     deeper = {picture.file.parent.name for picture in train if picture.label not in (None, picture.file.parent.name)}
-    if len(deeper) > 1:
+    if len(deeper) > 1 and not clients_in:
         belong = f"{root}: folders inside classes belong to them: {', '.join(sorted(deeper)[:6])}"
         notes += (f"{belong}; if these are classes, and those above are clients, give --data.clients_in folders",)
     return Listing(train, test, notes)

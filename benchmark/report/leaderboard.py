@@ -219,7 +219,7 @@ def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
     for title, name, form, width in BESIDE:
         if name in one.lines:
             cells[title] = number(line[name], form) + (half(line[width]) if width else "")
-    if one.lines.get("untuned_n") is not None and (ran := _seeds(line, "untuned_")):
+    if "untuned_n" in one.lines and (ran := _seeds(line, "untuned_")):
         cells["at its paper's rates"] += f" ({ran})"
     cells["tuned"] = line["tuned"]
     if brief:
@@ -232,8 +232,9 @@ def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
 
 def _seeds(line: pd.Series, of: str = "") -> str:
     """Seeds with a score and those that have failed: ``5``, ``4, 1 failed`` or ``5 failed``."""
-    scored, failed = (f"{line[of + name]:.0f}" if line[of + name] > 0 else "" for name in ("n", "failed"))
-    return ", ".join(filter(None, (scored, failed and f"{failed} failed")))
+    scored = f"{line[f'{of}n']:.0f}" if line[f"{of}n"] > 0 else ""
+    failed = f"{line[f'{of}failed']:.0f} failed" if line[f"{of}failed"] > 0 else ""
+    return ", ".join(filter(None, (scored, failed)))
 
 
 def _costs(own: Sequence[Setting], goal_name: str) -> str:

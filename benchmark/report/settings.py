@@ -138,7 +138,9 @@ def _setting(
         if name in controls:
             line |= paired(scores[name], scores[controls[name]], "over_control")
         if name in untuned:
-            line |= {f"untuned_{key}".removesuffix("_mean"): value for key, value in untuned[name].items()}
+            own = untuned[name]
+            line |= {"untuned": own["mean"], "untuned_ci95": own["ci95"]}
+            line |= {"untuned_n": own["n"], "untuned_failed": own["failed"]}
         if WORST in table.metrics:
             line["worst_clients"] = worst[name].mean()
             line |= paired(worst[name], worst[reference], "worst_clients_difference", "worst_clients_ci95")

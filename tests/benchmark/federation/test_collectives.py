@@ -120,7 +120,7 @@ def test_a_run_is_that_with_ordered_sums_but_for_roundings(method):
 
 
 class Asks(FedConsist):
-    """Of the clients with labels, which are all in one process, one asks for the number of rounds."""
+    """One client alone asks for the number of rounds; the other process is told."""
 
     def learning_rate(self):
         return super().learning_rate() * (self.visit.rounds if self.visit.client == 0 else 2)
