@@ -101,8 +101,7 @@ class RunConfig:
             it changes no option.
         roster: arguments of the roster, which says who takes part in a round.
         eval_every: evaluate after every so many rounds (and after the last one).
-        last_k: the reading ``last_k_mean`` averages the evaluated rounds among the last so many, or among all of a
-            shorter run.
+        last_k: the reading ``last_k_mean`` averages those of the last so many rounds that were evaluated.
         report: the reading that tables use: ``best`` (round of best test accuracy), ``last`` (``final`` in records),
             ``last_k_mean`` or ``averaged``.
         average_last: the reading ``averaged`` is that of one model, the mean of the global weights of the last so many

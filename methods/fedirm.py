@@ -30,17 +30,17 @@ class FedIRM(LabelledShare, MeanTeacher):
         (4) L_r = (KL(P || Q) + KL(Q || P)) / (2 C)                         Q: (1) of certain samples, pseudo-labels
         (5) lambda(r) = exp(-5 (1 - min(r, 30) / 30)^2)
 
-    | hyperparameter | paper | released code | here |
+    | hyperparameter | paper (-: not at hand) | released code | here |
     |---|---|---|---|
-    | ``loss_weight`` times the ramp of ``ramp_length`` rounds | 10 λ | 15 λ (for Adam), 30 rounds | 1 λ, 30 rounds |
-    | ``warmup_rounds`` (unlabelled clients start), ``ramp_offset`` | 20 | 21, 0 | 7, 7: as in the tables |
-    | ``ema_decay`` | 0.99 | 0.99 | 0.999: as in the tables |
-    | mode of the teacher | not given | training mode where the student trains | as released |
-    | ``confidence_gate``, ``entropy_gate`` | 0.3, 2.0 | 0.3, 2.0 (no effect for C <= 7) | as released |
-    | labelled loss | smoothed cross-entropy | smoothed, two views | cross-entropy, as in the other rows |
-    | rows of absent classes | not given | uniform, matched like the others | as released |
-    | ``head_dropout`` of the network | dropout | 0.2 | 0.5 in the suites: RSCFed's network has one that it never uses |
-    | ``labelled_weight_mode`` | sizes | unweighted | ``share:0.5`` ("weight adjust"), ``plain`` for "origi." |
+    | ``loss_weight`` times the ramp of ``ramp_length`` rounds | - | 15 λ (for Adam), 30 rounds | 1 λ, 30 rounds |
+    | ``warmup_rounds`` (unlabelled clients start), ``ramp_offset`` | - | 21, 0 | 7, 7: as in the tables |
+    | ``ema_decay`` | - | 0.99 | 0.999: as in the tables |
+    | mode of the teacher | - | training mode where the student trains | as released |
+    | ``confidence_gate``, ``entropy_gate`` | - | 0.3, 2.0 (no effect for C <= 7) | as released |
+    | labelled loss | - | smoothed cross-entropy, two views | cross-entropy, as in the other rows |
+    | rows of absent classes | - | uniform, matched like the others | as released |
+    | ``head_dropout`` of the network | - | 0.2 | 0.5 in the suites: RSCFed's network has one that it never uses |
+    | ``labelled_weight_mode`` | - | unweighted | ``share:0.5`` ("weight adjust"), ``plain`` for "origi." |
 
     Dropout is only in the head (``head_dropout`` of the network), so the stochastic passes reuse the features of the
     gradient pass. The layers after the dropout are linear, so the mean over passes is taken before them.

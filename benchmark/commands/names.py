@@ -13,7 +13,7 @@ from benchmark.runs.console import printable
 from benchmark.suites.suite import SUFFIX, SUITES, available
 from datamodules.common.yaml import read_yaml
 
-ABOUT = "List the methods, the data sets, the networks and the suites, each with the first line of its documentation."
+ABOUT = "List methods, data sets, networks and suites, each in one line."
 What = Literal["methods", "data", "models", "suites"]
 
 
