@@ -11,7 +11,7 @@ RUN apt-get update && apt-get install --no-install-recommends --yes git make && 
 WORKDIR /fssl-bench
 
 # Take both from one index: a torchvision built for another torch fails to import.
-COPY pyproject.toml constraints.txt Makefile README.md LICENSE ./
+COPY constraints.txt ./
 RUN python -m venv .venv \
     && .venv/bin/pip install --no-cache-dir -c constraints.txt torch torchvision \
        --index-url https://download.pytorch.org/whl/cpu

@@ -290,13 +290,13 @@ def _fabric(precision: str, accelerator: str) -> Fabric:
 
 
 def _on_disk(run: Run) -> Result:
-    for slot, kind in KINDS.items():
-        cls = run.class_of(slot)
-        if not is_importable(cls):
-            raise ConfigError(
-                f"{kind.what} '{path_of(cls)}' cannot be imported by others, so a record of it would be meaningless: "
-                "put the class into a module, or leave results_dir out"
-            )
+    named = (run.config.model, str(run.config.data.init_args.get("pipeline")))
+    alone = [path_of(cls) for cls in map(run.class_of, KINDS) if not is_importable(cls)]
+    if alone := [*alone, *(path for path in named if path.startswith("__main__."))]:
+        raise ConfigError(
+            f"{alone[0]} cannot be imported by others, so a record of it would be meaningless: put it into a module, "
+            "or leave results_dir out"
+        )
     with threads("auto"), torch.random.fork_rng(devices=[]):  # the caller's stay as they are
         path = fit_on_disk(run)
     return load_run(path, run.config.runtime.data_dir)

@@ -34,7 +34,6 @@ MODULES: dict[str, Any] = {
     "records": records,
     "list": names,
 }
-MOST_NESTED = 5000  # brackets and the like in one argument; more of them crash the YAML parser
 UNREAD = 141  # a shell's exit code for a program that SIGPIPE has ended
 WITH_DOTTED = ("fit", "enter", "describe")
 """Commands that take options with a dot, such as ``--method.lr``."""
@@ -75,8 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    if nested := [one for one in argv if len(re.findall(r"[\[{]|[-?:]\s", one)) > MOST_NESTED]:
-        raise ConfigError(f"{nested[0][:60]}...: this value is nested too deeply, or has too many parts")
     arguments, dotted = split_dotted(argv)
     if arguments[:1] == ["--version"]:
         print(f"fssl-bench {package_version()} ({code_version()})")

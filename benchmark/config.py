@@ -170,8 +170,8 @@ class Run:
         Raises:
             ConfigError: unknown class or argument (with the closest known one), or a value of the wrong type.
         """
-        resolved = resolve(config)
-        return cls(run_id(resolved), resolved, cells)
+        filled = resolve(config)
+        return cls(run_id(filled), filled, cells)
 
     def replace(self, **changes: Any) -> "Run":
         """The run with another ``seed``, ``scale``, ``precision``, ``rounds`` or ``runtime``: none needs resolving."""

@@ -70,7 +70,8 @@ class AGNews(FSSLDataModule):
         **base: Any,
     ) -> None:
         super().__init__(pipeline=pipeline, **base)
-        self._arrays: Arrays | None = None
+        if texts == "listed" and strong == "back_translation":
+            raise ConfigError("data.texts=listed needs data.strong=words: translations are aligned with all texts")
 
     def read(self) -> Arrays:
         """Return the features of the texts.
@@ -78,11 +79,7 @@ class AGNews(FSSLDataModule):
         Those of training texts are float32 [N, 3, d], of the text and two copies, or with ``feature_copies`` [N, 5, d],
         of the text and four; those of test texts are float32 [N, 1, d].
         """
-        if self._arrays is None:
-            self._arrays = self._read(Path(self.hparams.data_dir), self.hparams.encoder)
-        return self._arrays
-
-    def _read(self, root: Path, encoder: str) -> Arrays:
+        root, encoder = Path(self.hparams.data_dir), self.hparams.encoder
         found, digests = read_texts(root)
         train, train_labels, test, test_labels = listed(found) if self.hparams.texts == "listed" else found
         keep = sample(train_labels, self.hparams.texts_per_class)

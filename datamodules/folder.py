@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -210,24 +211,34 @@ def _pictures(place: Path, clients_in: str | None) -> list[Picture]:
         for path in _folders(client):
             label = None if _part(path) == "unlabelled" else path.name
             found += [Picture(file, label, client.name) for file in _images(path, least=0)]
+    _check_names(place, _classes(found))
     return found
+
+
+def _check_names(place: Path, names: Sequence[str]) -> None:
+    """Refuse classes with the names of splits, or of images and their masks.
+
+    Raises:
+        DataError: all of them have.
+    """
+    if names and all(_SPLIT.fullmatch(name) or _MASKS.fullmatch(name) or _PART.fullmatch(name) for name in names):
+        what = f"{place}: the folders {', '.join(names[:4])} look like splits, or images and their masks, not classes"
+        raise DataError(f"{what}; call splits train and test, and give <class>/ or <client>/<class>/ in each")
 
 
 def _check_classes(place: Path, classes: list[Path]) -> None:
     """Refuse folders that are no classes.
 
     Raises:
-        DataError: there are fewer than two, or they are splits, images with their masks, or sites above classes.
+        DataError: there are fewer than two, or they are sites above classes.
     """
     names = ", ".join(path.name for path in classes[:4])
     if len(classes) < 2:
         raise DataError(f"{place} has {len(classes)} class folders; give at least two, one per class")
-    if all(_SPLIT.fullmatch(path.name) or _MASKS.fullmatch(path.name) or _part(path) for path in classes):
-        what = f"{place}: the folders {names} look like splits, or images and their masks, not classes"
-        raise DataError(f"{what}; call splits train and test, and give <class>/")
     if inside := [path for one in classes for path in _folders(one) if _part(path) == "unlabelled"]:
         what = f"{inside[0]}: images inside a class would have its label; put {inside[0].name} beside the classes"
         raise DataError(f"{what}, or, if {inside[0].parent.name} is a client, give --data.clients_in folders")
+    _check_names(place, [path.name for path in classes])
     shared = sorted(set.intersection(*({path.name for path in _folders(one)} for one in classes)))
     if len(shared) > 1:
         raise DataError(

@@ -138,8 +138,9 @@ class FedMethod(L.LightningModule):
         self.require("above 0, or null", clip_norm=h.clip_norm is None or h.clip_norm > 0)
         self.require("from 1", batch_size=h.batch_size >= 1, eval_batch=self.eval_batch >= 1)
         self.require("from 1 to batch_size", min_batch=1 <= h.min_batch <= h.batch_size)
-        counts = {n: v for n, v in h.items() if n.endswith(COUNTS) and v}
-        rates = {n: v for n, v in h.items() if n.startswith(WEIGHTS) and isinstance(v, int | float)}
+        numbers = {n: v for n, v in h.items() if isinstance(v, int | float)}
+        counts = {n: v for n, v in numbers.items() if n.endswith(COUNTS) and v}
+        rates = {n: v for n, v in numbers.items() if n.startswith(WEIGHTS)}
         self.require("from 0", **{n: v > 0 for n, v in counts.items()}, **{n: v >= 0 for n, v in rates.items()})
         self.spread: Spread = serially  # shares work that needs no client among processes
         for number in step_numbers(type(self)):

@@ -130,7 +130,6 @@ class FedMatch(LabelsAtServer, ServerMomentum):
         super().__init__(model, **base)
         self.automatic_optimization = False
         self.require_thresholds("threshold")
-        self.hparams.image_shape = list(image_shape)
         names = [name for name, _ in model.named_parameters()]
         self.psi_names = [name for name in names if name.endswith(".parametrizations.weight.0.psi")]
         size, count = sum(psi.numel() for psi in self.psi().values()), self.hparams.helpers if self.psi_names else 0

@@ -82,26 +82,26 @@ def switches() -> list[dict[str, Any]]:
     return found
 
 
+def renewed(name: str, known: dict[str, Any], data: dict[str, Any] | None = None, **args: Any) -> dict[str, Any]:
+    """An entry with the numbers of its revision, which move only with it."""
+    entry = {"revision": revision(name), "numbers": numbers(name, data, **args)}
+    if known.get("revision") != entry["revision"]:
+        return known | entry
+    if not equal(entry["numbers"], known["numbers"]):
+        sys.exit(f"{name}: its numbers have moved, and its revision has not; nothing more is written")
+    return known
+
+
 def write_switches() -> None:
     """Write what is new there."""
-    entries = switches()
-    for one in entries:
-        if one.get("revision") != revision(one["method"]):
-            one |= {"revision": revision(one["method"])}
-            one |= {"numbers": numbers(one["method"], one.get("data"), **one["args"])}
+    entries = [renewed(one["method"], one, one.get("data"), **one["args"]) for one in switches()]
     SWITCHES.write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n")
 
 
 def write() -> None:
     """Write what is new."""
     before = kept() if FILE.exists() else {}
-    after = {}
-    for name in names():
-        entry = {"revision": revision(name), "numbers": numbers(name)}
-        known = before.get(name)
-        if known and known["revision"] == entry["revision"] and not equal(entry["numbers"], known["numbers"]):
-            sys.exit(f"{name}: its numbers have moved, and its revision has not; nothing is written")
-        after[name] = known if known and known["revision"] == entry["revision"] else entry
+    after = {name: renewed(name, before.get(name, {})) for name in names()}
     FILE.write_text("{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(after[name])}" for name in after) + "\n}\n")
 
 

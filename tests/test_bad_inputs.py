@@ -20,7 +20,6 @@ FIT = (
     "fit --data federations.FewDigits --data.num_clients 3 --data.partition iid --rounds 1 --devices 1 "
     "--threads 1 --accelerator cpu --wandb off"
 )
-RATES = ",".join(str(number / 1e4) for number in range(1, 501))
 COMMANDS = {
     "": "subcommand",
     "fit --method fedavg": "--data is missing; it is one of ag_news, ",
@@ -28,9 +27,6 @@ COMMANDS = {
     "fit --method.lr --rounds 3": "--method.lr needs a value",
     "fit --method.help": "--method.help needs a value: cbafed, ",
     "fit --lr 0.1": "--method.NAME",
-    f"fit --method fedavg --data digits --model_args.width {'[' * 100_000}": "nested too deeply",
-    f"fit --method fedavg --data digits --model_args.width '{'- ' * 100_000}'": "nested too deeply",
-    f"fit --method fedavg --data digits --method.lr {RATES} --data.beta {RATES}": "a grid of 250,000 runs",
     "describe --data digits --data.partition_file no.json": "partition file no.json",
     "describe --data digits --seed 5": "--seed 5: has no effect, since data.partition_seed is 1337; add --data.",
     "describe --data digits --seed -1 --data.partition_seed null": "run_seed=-1",

@@ -117,6 +117,8 @@ class Checker:
         if not _is_tuned(place):
             return []
         suite, scale, row = place.suite, place.scale, place.row
+        if row.full_name in suite.choices(scale).keys() - suite.tuned.own(scale).keys():
+            return []  # the choice of the suite that this one extends
         where = f"{suite.tuned.path(scale)}, {row.full_name}"
         given = suite.tuned.own(scale).get(row.full_name, {})
         made, missing, tried = tune.retraced(suite, scale, row)

@@ -29,7 +29,7 @@ def enter(
         runtime: where the data are.
 
     Returns:
-        The suite, whose file is ``Suite.file``, and the method's rows in the table and in the one at its paper's rates.
+        The suite, with its file in ``where``, and the method's rows in the table and in the one at its paper's rates.
 
     Raises:
         ConfigError: the suite has no such setting or no rule of tuning, or has the label already, the file describes

@@ -89,7 +89,7 @@ def trial(suite: Suite, scale: str, row: Row, power: int, runtime: Runtime) -> T
             f"{suite.where}, {row.name}: tuning would be scored on test examples: set "
             f"{' or '.join(f'data.{name}' for name in HOLDOUTS)}"
         )
-    options = {name: float(f"{rate * STEP**power:.2g}") for name, rate in rates.items()}
+    options = {name: float(f"{rate * STEP**power:.2g}") if power else rate for name, rate in rates.items()}
     own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
     tried = Run.of(from_dict(apply(values, options)), f"tune {row.name} x {STEP**power:.3g}")
     return Trial(row, power, options, tuple(tried.replace(seed=seed, runtime=own) for seed in tuning.seeds))

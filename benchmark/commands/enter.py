@@ -61,8 +61,9 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     if options.overwrite:
         common.discard(folders(suite))  # an earlier choice may have been the new one
     common.tell_other_code(plan, wanted)
+    ended = ("complete", "failed")  # of another row: it stays failed
     missing = [
-        one for one in wanted if plan.found[one.id].state != "complete" or (one.id in of_method and not is_done(one))
+        one for one in wanted if plan.found[one.id].state not in ended or (one.id in of_method and not is_done(one))
     ]
     outcomes = run_all(missing, jobs) if missing else []
     plan.look_again()

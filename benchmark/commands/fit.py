@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from itertools import product
-from math import prod
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,8 +29,6 @@ from datamodules.common.errors import ConfigError
 from datamodules.common.yaml import read_yaml
 
 ABOUT = f"Run one configuration, or finish it. {DOTTED} Several values, --method.lr 0.01,0.03, are run one by one."
-
-MOST_POINTS = 10_000
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -112,7 +109,7 @@ def grid(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> list[Point]:
         dotted: options of the method, the data set and the roster, as text.
 
     Raises:
-        ConfigError: an unknown class, or more than ``MOST_POINTS`` points.
+        ConfigError: an unknown class.
     """
     several: dict[str, list[str]] = {}
     for option, text in dotted.items():
@@ -121,8 +118,6 @@ def grid(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> list[Point]:
             continue
         if any(_takes(values, option, part) for part in parts):
             several[option] = list(dict.fromkeys(parts))
-    if (points := prod(map(len, several.values()))) > MOST_POINTS:
-        raise ConfigError(f"these options make a grid of {points:,} runs per seed; at most {MOST_POINTS:,} are started")
     return [dict(zip(several, point, strict=True)) for point in product(*several.values())]
 
 
@@ -176,9 +171,11 @@ def _start(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[str, 
         options = {name: read.pop(name) for name in list(read) if "." in name}
         values = apply(read, options)
     runtime = {f.name for f in fields(Runtime)}
+    if path and (dotted or given.keys() - runtime):
+        values["scale"] = "custom"
     given = {f"runtime.{name}" if name in runtime else name: value for name, value in given.items()}
     values = apply(values, {**given, **dotted})
-    return (values if start or path else with_pipeline(values)), start
+    return (values if start else with_pipeline(values)), start
 
 
 def _described(values: Mapping[str, Any], start: Run | None, point: Point) -> Run:

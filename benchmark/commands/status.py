@@ -21,9 +21,6 @@ def run(options: Namespace) -> int:
     """Run the command; returns its exit code."""
     from benchmark.report.status import show
 
-    seeds = numbers(options.seeds, "--seeds")
-    show(
-        load(options.paper).plan(options.scale, seeds, Runtime(results_dir=options.results_dir)),
-        options.runs,
-    )
+    seeds, runtime = numbers(options.seeds, "--seeds"), Runtime(results_dir=options.results_dir)
+    show(load(options.paper).plan(options.scale, seeds, runtime), options.runs)
     return 0

@@ -87,7 +87,7 @@ class Engine:
             return personal
         before = self.method.tensors(*get_args(Scope))
         with self.hook_context("configure_optimizers", 0):
-            optimizers = Fit(self.method, []).optimizers
+            optimizers = Fit(self.method, [], 1).optimizers
             for optimizer in optimizers:  # their first step creates what they keep
                 for parameter in parameters_of(optimizer):
                     parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None

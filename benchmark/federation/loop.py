@@ -61,7 +61,7 @@ class Federation:
         slots: number of clients that a process trains in turns; ``None``: one after another, without replay.
         replay: whether slots record steps and replay them.
         nonfinite: what to do with an upload whose loss or tensors are not finite: end the run (``stop``), or leave it
-            out of the aggregate and count it (``skip``); its client then keeps what it had before the round.
+            out of the aggregate and count it (``skip``); its client then keeps what it had before the visit.
         average_last: average the global weights of this many last rounds (or of all, if there are fewer) and evaluate
             that model once, at the end (``averaged``). 0: no average.
         store: where clients' states are kept; default: in host memory.

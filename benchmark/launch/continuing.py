@@ -1,4 +1,4 @@
-"""A run of more rounds goes on where a complete one of fewer, with an otherwise identical configuration, has ended."""
+"""A run of more rounds goes on where a complete one of fewer, equal otherwise and by the same code, has ended."""
 
 import json
 import sys
@@ -6,9 +6,9 @@ from pathlib import Path
 
 from benchmark.config import Run, apart, identity
 from benchmark.federation import checkpoint
-from benchmark.runs.code_identity import by_other_code
+from benchmark.runs.code_identity import by_other_code, code_version, uncommitted
 from benchmark.runs.folder import RunFolder, digest_of, line_of
-from benchmark.runs.records import READINGS, Record, read_rows
+from benchmark.runs.records import READINGS, Record, code_versions, read_rows
 from benchmark.runs.states import CHECKPOINT, LAST_STATE, look, other_data
 from datamodules.common.files import write_atomic
 
@@ -39,7 +39,9 @@ def _shorter(run: Run) -> dict[Path, Record]:
         record = look(path).record if (path / LAST_STATE).exists() else None
         if record and record["rounds"]["total"] < config.rounds and not config.average_last:
             other = apart(record["config"], identity(config)).keys() - FREE
-            if not (other or by_other_code(run, record) or other_data(run, record)):
+            edited = {file.name for file in path.glob("uncommitted-*.patch")} != uncommitted().keys()
+            code = edited or by_other_code(run, record) or code_versions(record) != [code_version()]
+            if not (other or code or other_data(run, record)):
                 found[path] = record
     return found
 

@@ -32,7 +32,7 @@ def pinned(runs: Sequence[Run], jobs: int) -> list[Run]:
     """The runs as ``pool.run_all`` carries them out at once: in one process each.
 
     Their number of threads is the one asked for, the one that the run had before an interruption, or an equal share of
-    the cores. With ``client_memory=auto``, each has an equal share of half of the memory that is free now.
+    the cores. With ``client_memory=auto``, each has an equal share of a quarter of the memory that is free now.
     """
     from datamodules.common.memory import available_bytes  # imports torch
 
@@ -45,7 +45,7 @@ def pinned(runs: Sequence[Run], jobs: int) -> list[Run]:
         if threads == "auto":
             threads = asked_threads() or _kept_threads(run) or share
         if memory == "auto" and free is not None:
-            memory = round(free / 2 / min(jobs, len(runs)) / 1e9, 3)
+            memory = round(free / 4 / min(jobs, len(runs)) / 1e9, 3)
         found.append(run.replace(runtime=replace(rt, devices=1, threads=threads, client_memory=memory)))
     return found
 

@@ -178,10 +178,8 @@ def _take_up(recorder: Recorder | None, federation: Federation, saved: Mapping[s
     files, rows = recorder.files, None if saved is None else saved["rows"]
     files.rewind(federation.round, rows)
     files.saved(federation.round)
-    for logger in federation.fabric.loggers:
-        if isinstance(logger, CSVLogger):  # starts its file over
-            for row in read_rows(files.path):
-                federation.log(row, [logger])
+    for row in read_rows(files.path):
+        federation.log(row, [one for one in federation.fabric.loggers if isinstance(one, CSVLogger)])  # starts over
     if saved is not None:
         recorder.say(f"continues from round {federation.round + 1} of {federation.rounds}")
 

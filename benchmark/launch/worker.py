@@ -158,7 +158,7 @@ def _client_memory(runtime: Runtime) -> int | None:
     if runtime.client_memory != "auto":
         return int(runtime.client_memory * 1e9)
     free = available_bytes()
-    return None if free is None else free // 2 // int(runtime.devices)
+    return None if free is None else free // 4 // int(runtime.devices)  # the first process may need twice that
 
 
 def _summary(config: RunConfig, federation: Federation) -> str:

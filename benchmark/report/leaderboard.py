@@ -130,7 +130,7 @@ def brief(one: Setting, method: str) -> str:
 def interim(suite: Suite, plan: Plan, found: Sequence[Setting]) -> list[str]:
     """A sentence where rows do not have all seeds that the suite fixes, and one where they have others; else none."""
     fixed = suite.scale(plan.scale).seeds
-    counts = {int(n) for one in found for n in one.lines["n"] + one.lines["failed"]}
+    counts = {int(n) for one in found for n in one.scores.loc[one.scores.index.isin(fixed)].notna().sum()}
     run = {seed for one in found for seed in one.scores.dropna(how="all").index}
     told = []
     if min(counts) < len(fixed):

@@ -101,7 +101,8 @@ class Page:
         self.columns = list(dict.fromkeys(c for row in self._at_scale for c in row.columns))
         blocks = [[self._judged(row, metric) for metric in table.metrics] for row in self._at_scale]
         if suite.ranked:
-            blocks.sort(key=lambda block: _rank(block[0]))
+            order = list(dict.fromkeys(row.dataset for row in table.rows))
+            blocks.sort(key=lambda block: (order.index(block[0]["dataset"]), *_rank(block[0])))
         self.cells: list[Cell] = [cell for block in blocks for cell in block]
         values = {c: {row.columns.get(c, "") for row in self._at_scale} for c in self.columns}
         self.heads = [c for c in self.columns if len(values[c]) > 1]
@@ -125,8 +126,8 @@ class Page:
         """The cells in the long form of the CSV: a line for each row and metric.
 
         ``status`` says what is missing (``1 of 3; failed (1)``), whether a value is published and, at the paper's
-        scale, the verdict on the printed lead. ``note`` says why it is open: too few seeds, too wide an interval, a
-        failed run of the row or of its control, or seeds other than the suite's while these are not complete.
+        scale, the verdict on the printed lead. ``note`` says why it is open: too few seeds, too wide an interval,
+        failed, damaged or outdated runs of the row or of its control, or seeds other than the suite's.
         """
         return pd.DataFrame(self.cells, columns=COLUMNS).astype(dict.fromkeys(NUMBERS, "float64"))
 
@@ -183,18 +184,13 @@ class Page:
         return {**cell, "status": "; ".join(filter(None, (seeds, cell["lacks"], word)))}
 
     def _unsound(self, cell: Cell, beside: Cell | None) -> str:
-        """Why the seeds of a cell may not be judged; empty if they may.
-
-        A mean may be judged over (some of) the suite's seeds, and over others only if all these are complete.
-        """
-        if {*cell["states"].values()} & {*BROKEN}:
-            return "a failed run"
-        if beside and {*beside["states"].values()} & {*BROKEN}:
-            return "a failed run of the control"
-        own = set(self.suite.scale(self.plan.scale).seeds)
-        complete = {seed for seed, state in cell["states"].items() if state == "complete"}
-        sound = own <= set(self.plan.seeds) and (complete <= own or own <= complete)
-        return "" if sound else "other seeds than the suite's"
+        """Why the seeds of a cell may not be judged; empty if they may."""
+        for of, one in (("", cell), (" of the control", beside)):
+            if one and (bad := [state for state in BROKEN if state in one["states"].values()]):
+                return f"{bad[0]} runs{of}"
+        own = self.suite.scale(self.plan.scale).seeds
+        complete = [seed for seed, state in cell["states"].items() if state == "complete"]
+        return "" if {*complete} <= {*own} else "other seeds than the suite's"
 
     @property
     def _printed(self) -> bool:

@@ -49,11 +49,12 @@ def code_version() -> str:
     return package_version() + ("-unknown (a checkout, and no git to ask)" if checkout else "")
 
 
-def uncommitted() -> str:
-    """The difference between the checkout's code and its commit as a patch; empty if there is none."""
+def uncommitted() -> dict[str, str]:
+    """The difference between the checkout's code and its commit, as a patch under the name of its file, if any."""
     patch = _git("diff", "HEAD", "--", *CODE) or ""
     new = (_git("ls-files", "-z", "--others", "--exclude-standard", "--", *CODE) or "").split("\0")
-    return patch + "".join(_git("diff", "--no-index", "--", os.devnull, name) or "" for name in filter(None, new))
+    patch += "".join(_git("diff", "--no-index", "--", os.devnull, name) or "" for name in filter(None, new))
+    return {f"uncommitted-{hashlib.sha256(patch.encode()).hexdigest()[:12]}.patch": patch} if patch else {}
 
 
 def revision(run: Run) -> str:

@@ -126,8 +126,8 @@ class RunFolder:
             },
         }
         write_atomic(self.path / "config.yaml", dump_yaml(identity(config)))
-        if patch := uncommitted() if code.endswith("-dirty") else "":
-            write_atomic(self.path / f"uncommitted-{hashlib.sha256(patch.encode()).hexdigest()[:12]}.patch", patch)
+        for name, patch in uncommitted().items() if code.endswith("-dirty") else ():
+            write_atomic(self.path / name, patch)
         self._write()
 
     def _interrupted(self) -> Record:

@@ -129,7 +129,7 @@ def holder(folder: Path) -> dict[str, Any]:
 def alive_elsewhere(folder: Path) -> bool:
     """Whether the last holder is on a host whose locks we cannot see, with a recent heartbeat.
 
-    A heartbeat in the future does not count: one of the clocks is wrong.
+    One of more than ``FRESH_S`` in the future does not count: a clock is wrong.
     """
     here = socket.gethostname()
     if holder(folder).get("host", here) == here:

@@ -331,7 +331,7 @@ def load(paper: str, extending: tuple[Path, ...] = ()) -> Suite:
     elif paper in available():
         file = SUITES / (paper + SUFFIX)
     else:
-        raise unknown("paper", paper, available(), "; the path of a suite.yaml works too")
+        raise unknown("suite", paper, available(), "; the path of a suite.yaml works too")
     if file.resolve() in extending:
         raise ConfigError(f"suite {paper}: it extends itself; name another suite under `extends:`")
     spec = read_yaml(file, "suite")

@@ -135,7 +135,10 @@ def _places(listed: Any, what: str, num_samples: int) -> Positions:
     if not isinstance(listed, list) or not all(type(place) is int for place in listed):
         raise DataError(f"the {what} must be a list of whole numbers")
     if outside := [place for place in listed if not 0 <= place < num_samples]:
-        raise DataError(f"the {what} have position {outside[0]}; there are {num_samples} training images")
+        raise DataError(
+            f"the {what} have position {outside[0]}; there are {num_samples} training images, "
+            "after test images have been held out if the data have none"
+        )
     if len(set(listed)) < len(listed):
         raise DataError(f"the {what} have position {Counter(listed).most_common(1)[0][0]} twice")
     return np.array(listed, dtype=np.int64)

@@ -44,7 +44,7 @@ class Template(FedMethod):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.require("from 0", lambda_u=lambda_u >= 0, label_weight=label_weight >= 0)
+        self.require("from 0", label_weight=label_weight >= 0)
         self.require_thresholds("threshold")
         self.register_buffer("learnt", torch.zeros(()))
 

@@ -25,9 +25,9 @@ class JointSteps(FedMethod):
     where a method's ``targets`` defines t and m. The three views share one forward pass, and so the statistics of batch
     norm. ``received`` is a copy of the received model, kept fixed in evaluation mode for the whole visit.
 
-    A local epoch has floor(n / ``batch_size``) steps, where n is the client's number of unlabelled images (of labelled
-    ones if it has no others). Labelled images are drawn with replacement; unlabelled ones come in shuffled passes
-    without the last incomplete batch.
+    A local epoch has floor(n / ``batch_size``) steps, at least 1, where n is the client's number of unlabelled images
+    (of labelled ones if it has no others). Labelled images are drawn with replacement; unlabelled ones come in shuffled
+    passes without the last incomplete batch.
 
     Args:
         model: the network.

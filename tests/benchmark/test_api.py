@@ -166,5 +166,6 @@ def test_classes_that_no_module_has():
     assert without_clock(first.rows) != without_clock(second.rows)
     assert first.method.hparams.num_classes == 10 and first.method.hparams.image_shape == [3, 32, 32]
     assert make_method(defined(1.0), num_classes=5).hparams.num_classes == 5
-    with pytest.raises(ConfigError, match="put the class into a module, or leave results_dir out"):
-        fit(defined(1.0), "digits", results_dir="out", **OPTIONS)
+    for method, network in ((defined(1.0), "mlp"), ("fedavg", "__main__.Net")):
+        with pytest.raises(ConfigError, match="put it into a module, or leave results_dir out"):
+            fit(method, "digits", results_dir="out", **{**OPTIONS, "model": network})

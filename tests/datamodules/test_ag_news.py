@@ -119,6 +119,8 @@ def test_listed_texts_are_the_same_in_any_order(folder: Path, stub: Stub, monkey
 
 
 def test_missing_listed_texts_raise_one_clear_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"needs data\.strong=words"):
+        make(folder, texts="listed", strong="back_translation")
     with pytest.raises(DataError, match=r"7000 of the 7000 listed training texts are not among the 240 .*original rel"):
         make(folder, texts="listed")
     list_texts(folder, monkeypatch)

@@ -315,6 +315,13 @@ def test_folders_that_are_no_classes_are_refused_by_name(name, here):
         pictures()
 
 
+@pytest.mark.parametrize("inside", [("train/cat", "test/cat"), ("images", "masks")])
+def test_clients_with_splits_of_their_own_are_no_two_classes(inside, here):
+    draw(*(f"pictures/{client}/{place}" for client in ("berlin", "oslo") for place in inside))
+    with pytest.raises(DataError, match="look like splits, or images and their masks, not classes"):
+        pictures(clients_in="folders")
+
+
 def test_a_folder_of_images_in_each_class_is_no_layout(here):
     """As in Tiny ImageNet; what is not read is said."""
     draw("pictures/train/n1/images", "pictures/train/n2/images", "pictures/val/images")

@@ -1,7 +1,6 @@
 """What all methods share."""
 
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.config import Run, from_dict
+from checkouts import committed, in_a_checkout
 from datamodules.common.errors import ConfigError
 from datamodules.common.yaml import read_yaml
 from federations import few_data, make_method, sums_of
@@ -43,6 +43,16 @@ def test_defaults_of_a_subclass_hold_without_being_passed_on() -> None:
             make_method(Bold, **wrong)
 
 
+def test_a_list_is_no_number_of_rounds() -> None:
+    """Its name says "rounds", and it has several."""
+
+    class Steps(Plain):
+        def __init__(self, model: nn.Module, decay_rounds: tuple[int, ...] = (30, 60), **base: Any) -> None:
+            super().__init__(model, **base)
+
+    assert make_method(Steps).hparams.decay_rounds == (30, 60)
+
+
 def test_what_is_logged_lies_where_the_method_computes() -> None:
     """Numbers of Python, and tensors of another device, join the sums on the method's own."""
     method = make_method(Plain).to("meta")
@@ -66,10 +76,10 @@ def test_a_trainer_in_half_precision_is_refused() -> None:
         trainer.fit(make_method(Plain), datamodule=few_data(1))
 
 
+@in_a_checkout
 def test_committed_configurations_still_name_the_same_runs() -> None:
     """Also those with arguments that a class has lost since, at the values that all of them have."""
-    files = (Path(__file__).parents[2] / "results" / "runs").glob("*/config.yaml")
-    found = {file.parent.name.split("-")[0]: file for file in files}
+    found = {file.parent.name.split("-")[0]: file for file in committed("results/runs/*/config.yaml")}
     assert len(found) > 15
     for file in found.values():
         assert file.parent.name.endswith(Run.of(from_dict(read_yaml(file))).id)

@@ -1,4 +1,4 @@
-"""FlexMatch: thresholds against its authors' code, how they move, and what the ablation forgets."""
+"""FlexMatch: thresholds against its authors' code, and how they move."""
 
 from typing import Any
 
@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from allclients_visits import Toy, precise
-from federations import run_rows, small_contract
 from golden_files import load
-from methods.ablations.flexmatch import Forgetful
 from methods.flexmatch import FlexMatch, flexible, learning_status
 
 GOLDEN = load("allclients/flexmatch")
@@ -42,10 +40,3 @@ def test_released_sequence(case: dict[str, Any]) -> None:
         assert targets.argmax(dim=1).tolist() == precise(step["logits"]).argmax(dim=1).tolist()
         assert method.status.tolist() == out["selected_label"]
         torch.testing.assert_close(method.beta.double(), precise(out["classwise_acc_after"]), **CLOSE)
-
-
-def test_the_ablation_forgets_between_visits() -> None:
-    """Its first round is that of the method, the second is not."""
-    usual, forgetful = (run_rows(small_contract(method, threshold=0.6)) for method in (FlexMatch, Forgetful))
-    assert forgetful[0] == usual[0]
-    assert forgetful[1] != usual[1]

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from benchmark.board.admit import admit, candidates, judged
+from benchmark.cli import main
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 from run_folders import change, completed
@@ -101,6 +102,14 @@ def test_three_figures_decide(tmp_path, runtime, bound, consistent, late, admitt
     assert (found["gap"], found["premise"]) == (bound - 60, consistent - 50)
     assert found["rise"]["base"] == pytest.approx(late)
     assert found["seeds"] == [1000, 1001]
+
+
+def test_the_command_tells_the_verdict(tmp_path, monkeypatch, capsys):
+    made_up(monkeypatch, lambda run: 50.0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(SPEC))
+    assert main(["admit", "--paper", "toy.yaml", "--jobs", "1"]) == 0
+    assert "clients/Digits: not admitted; all labels are worth 0.0" in capsys.readouterr().out
 
 
 def test_admit_runs_what_is_missing_and_writes_beside_the_suite(suite, runtime, monkeypatch):

@@ -135,6 +135,11 @@ def test_a_row_at_its_papers_rates_needs_no_trial(place, capsys):
     assert code == 1 and "no trial" in told
 
 
+def test_a_choice_of_the_extended_board_needs_no_trial_of_its_own(place, capsys):
+    Path("more.yaml").write_text("extends: board.yaml\npaper: more\ntables: {one: {title: One more}}\n")
+    assert main(["records", "--check", "results/runs", "--papers", "more.yaml"]) == 0, capsys.readouterr().out
+
+
 def test_data_that_are_not_here(place, capsys, monkeypatch):
     """A partition that cannot be drawn is not taken for right."""
 

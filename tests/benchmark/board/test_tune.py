@@ -1,5 +1,7 @@
 """Tuning: what a trial may see, which trials a row asks for, what is chosen, and what is kept of it."""
 
+from dataclasses import replace
+
 import pytest
 import yaml
 
@@ -29,6 +31,8 @@ def test_a_trial_is_the_whole_run_of_the_row_with_other_rates_and_a_seed_of_its_
     suite = toy(tmp_path)
     plain, teacher = suite.rows
     assert trial(suite, "quick", plain, 1, runtime).options == {"method.lr": 0.09}
+    exact = replace(plain, options={"method.lr": 0.125})
+    assert trial(suite, "quick", exact, 0, runtime).options == {"method.lr": 0.125}
     one = trial(suite, "quick", teacher, 1, runtime)
     assert one.options == {"method.lr": 0.09, "method.lr_unlabelled": 0.063}  # their ratio stays
     (run,) = one.runs

@@ -8,6 +8,7 @@ from benchmark.config import from_dict
 from benchmark.launch import run
 from benchmark.suites import suite
 from datamodules.common.yaml import read_yaml
+from methods.fedavg import FedAvg
 
 FIT = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4"]
 
@@ -38,18 +39,25 @@ def test_fit_runs_several_seeds_one_after_the_other(here, fitted, capsys):
     assert "seed 666" in capsys.readouterr().err
 
 
-def test_fit_from_the_saved_configuration_is_the_same_run_and_options_come_on_top(here, fitted):
+def test_fit_from_the_saved_configuration_is_the_same_run_and_options_come_on_top(here, fitted, monkeypatch):
     assert main(["fit", "--method", "fedavg", "--data", "digits", "--rounds", "3", "--method.lr", "0.2"]) == 0
     saved = fitted[0].folder / "config.yaml"
     assert main(["fit", "--config", str(saved), "--devices", "4"]) == 0
     assert main(["fit", "--config", str(saved), "--rounds", "4", "--method.lr", "0.3", "--data.beta", "2"]) == 0
-    first, again, other = (one.config for one in fitted)
+    saved.write_text(saved.read_text().replace("scale: custom", "scale: paper"))  # as a row's
+    for more in (["--seed", "7"], ["--rounds", "9"]):
+        assert main(["fit", "--config", str(saved), *more]) == 0
+    assert [one.config.scale for one in fitted[3:]] == ["paper", "custom"]
+    first, again, other = (one.config for one in fitted[:3])
     assert config.identity(first) == config.identity(again) and again.runtime.devices == 4
     assert from_dict(read_yaml(saved)).method == first.method
     assert (other.rounds, other.method.init_args["lr"], other.data.init_args["beta"]) == (4, 0.3, 2.0)
+    monkeypatch.setattr(FedAvg, "pipeline", "randaugment_levels")
     (here / "short.yaml").write_text("method: fedavg\nmethod.lr: 1e-3\ndata: digits\nrounds: 4\n")
     assert main(["fit", "--config", "short.yaml", "--rounds", "5"]) == 0
-    assert fitted[-1].config.rounds == 5 and fitted[-1].config.method.init_args["lr"] == 0.001
+    written = fitted[-1].config
+    assert written.rounds == 5 and written.method.init_args["lr"] == 0.001
+    assert written.data.init_args["pipeline"] == "randaugment_levels"
 
 
 def test_fit_starts_from_a_row_of_a_suite(here, fitted):

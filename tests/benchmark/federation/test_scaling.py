@@ -90,7 +90,7 @@ def test_a_step_that_overflows_is_not_taken_and_counted(cls: type, slots: int | 
 
 
 def test_a_visit_is_the_loop_of_torchs_documentation() -> None:
-    """Scale, backward, unscale, clip, step, update, to the bit; the second visit begins with the first scale again."""
+    """Scale, backward, unscale, clip, step, update, up to rounding; the second visit has the first scale again."""
     federation = make_federation(
         Plain, fewest_data(1), rounds=2, batch_size=32, precision="16-mixed", clip_norm=0.5, reset_momentum=True
     )

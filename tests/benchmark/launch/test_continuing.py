@@ -64,6 +64,15 @@ def test_what_another_federation_asks_for_does_not_count():
     assert plain.asked_rounds
 
 
+@pytest.mark.parametrize("edited", ["code_version", "uncommitted"])
+def test_other_code_starts_over(tmp_path, monkeypatch, edited):
+    """Though its revision is the same, as while a method is being written."""
+    fit(configuration(tmp_path, **SHORT))
+    other = {"code_version": lambda: "abc123", "uncommitted": lambda: {"uncommitted-1.patch": "+ more\n"}}
+    monkeypatch.setattr(f"benchmark.launch.continuing.{edited}", other[edited])
+    assert not goes_on(tmp_path, **{**SHORT, "rounds": 9})
+
+
 def test_a_large_state_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(recorder, "KEPT_BYTES", 1000)
     path = fit(configuration(tmp_path, **SHORT))

@@ -161,6 +161,8 @@ def test_a_board_without_the_seeds_that_were_fixed_is_interim_and_others_are_nam
     assert leaderboard.interim(suite, plan, [with_seed(8, 1)]) == [
         "**Seeds added**: 8, beside the 4 that were fixed beforehand. Nothing that is bold here is the board's."
     ]
+    (told, _) = leaderboard.interim(suite, plan, [replace(first, scores=with_seed(9, 1).scores.drop(0))])
+    assert "3 of the 4 seeds" in told, "an added seed is none of those that were fixed"
     (told,) = leaderboard.interim(suite, plan, [first, second])
     assert "3 to 4 of the 4 seeds" in told and told in leaderboard.page(suite, plan, [first, second])
 

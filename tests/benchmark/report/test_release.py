@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from benchmark.cli import main
 from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import ClassSpec
 from benchmark.report.release import COLUMNS, export
@@ -63,7 +64,7 @@ def test_a_line_for_each_reading_and_row(suite, tmp_path):
 def test_cards_describe_every_column(suite, tmp_path):
     """In Hugging Face's terms and in Croissant's, with the digests of the files; the documentation has them, too."""
     completed(suite.runs(suite.rows[0], "quick", runtime=Runtime(results_dir=str(tmp_path)))[1], 50.0, 60.0)
-    export(tmp_path, tmp_path / "all.parquet", [suite])
+    assert main(["records", "--export", "all.parquet", "--papers", "toy.yaml", "--results_dir", "."]) == 0
     columns = list(pd.read_parquet(tmp_path / "all.parquet"))
     _, head, text = (tmp_path / "all-card.md").read_text().split("---\n", 2)
     features = yaml.safe_load(head)["dataset_info"]["features"]

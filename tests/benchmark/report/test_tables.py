@@ -90,14 +90,14 @@ def test_means_intervals_and_the_three_readings():
 
 def test_with_a_failed_run_of_the_control_the_verdict_is_open():
     high = lines(rendered("paper", FULL, {("low", 2): "failed"}))["high", "acc"]
-    assert (high["status"], high["note"]) == ("open", "a failed run of the control")
+    assert (high["status"], high["note"]) == ("open", "failed runs of the control")
 
 
 @pytest.mark.parametrize(
     ("states", "status", "note", "cell"),
     [
-        ("complete complete failed", "2 of 3; failed (1); open", "a failed run", "70.00 ± 0.00 (2 of 3)"),
-        ("complete outdated failed", "1 of 3; failed (1); outdated (1); open", "a failed run", "70.00 (1 of 3)"),
+        ("complete complete failed", "2 of 3; failed (1); open", "failed runs", "70.00 ± 0.00 (2 of 3)"),
+        ("complete outdated failed", "1 of 3; failed (1); outdated (1); open", "failed runs", "70.00 (1 of 3)"),
         ("failed failed missing", "failed (2)", "", "failed (2)"),
         ("complete running stale", "1 of 3; running (1); stale (1); open", "no seed in common", "70.00 (1 of 3)"),
         ("complete missing missing", "1 of 3; open", "no seed in common", "70.00 (1 of 3)"),
@@ -124,7 +124,7 @@ def test_a_metric_without_a_value_is_not_called_not_run():
     ("seeds", "done", "note"),
     [
         ([7, 8, 9], [7, 8, 9], "other seeds than the suite's"),
-        ([1, 2, 3, 4], [1, 2, 3, 4], ""),
+        ([1, 2, 3, 4], [1, 2, 3, 4], "other seeds than the suite's"),
         ([1, 2, 3, 7], [1, 7], "other seeds than the suite's"),
         ([1, 2, 3, 7], [1, 2, 3], ""),
     ],

@@ -45,10 +45,10 @@ def test_a_checkout_is_marked_if_its_code_differs_and_the_changes_are_told_as_a_
         monkeypatch.setenv(variable, str(tmp_path / "elsewhere"))
     write(tmp_path / "benchmark/suites/tuned/news-board.yaml", "a rate\n")
     write(tmp_path / "README.md", "second\n")
-    assert (code_identity.code_version(), code_identity.uncommitted()) == ("v1", "")
+    assert (code_identity.code_version(), code_identity.uncommitted()) == ("v1", {})
     write(tmp_path / "benchmark/run.py", "second\n")
     write(tmp_path / "methods/Müller.py", "Müller\n", "latin-1")
-    patch = code_identity.uncommitted()
+    (patch,) = code_identity.uncommitted().values()
     assert code_identity.code_version() == "v1-dirty"
     assert "-first\n+second\n" in patch and "+M\ufffdller\n" in patch and "README" not in patch and "rate" not in patch
 

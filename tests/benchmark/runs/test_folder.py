@@ -109,7 +109,7 @@ def test_rows_that_change_while_a_run_goes_on_are_not_sealed(tmp_path):
 
 def test_the_uncommitted_changes_are_kept_beside_the_record(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmark.runs.folder.code_version", lambda: "abc-dirty")
-    monkeypatch.setattr("benchmark.runs.folder.uncommitted", lambda: "a patch\n")
+    monkeypatch.setattr("benchmark.runs.folder.uncommitted", lambda: {"uncommitted-1.patch": "a patch\n"})
     opened(tmp_path)
     assert [file.read_text() for file in tmp_path.glob("uncommitted-*.patch")] == ["a patch\n"]
 
