@@ -1,6 +1,7 @@
 """README and docs do what they say: examples run, commands parse, options exist."""
 
 import inspect
+import itertools
 import re
 import runpy
 import shlex
@@ -16,6 +17,7 @@ from benchmark import cli
 from benchmark.contract.checks import CHECKS
 from benchmark.registry import KINDS, find_class, own_names
 from benchmark.runs.records import read_record
+from benchmark.suites.suite import load
 from checkouts import committed, ignored, in_a_checkout
 from datamodules.io.sources import CLASS_COUNTS
 from methods.base import FedMethod
@@ -105,8 +107,26 @@ def test_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
         flags=re.M,
     )
     for command in commands:
-        assert cli.main(shlex.split(command)) == 0, command
+        words = shlex.split(command)
+        assert cli.main(words) == 0, command
+        given = dict(itertools.pairwise(words))
+        paper = given.get("--paper") or given.get("--suite", "mine.yaml")
+        if not paper.endswith(".yaml"):
+            load(paper).scale(given.get("--scale") or next(iter(load(paper).spec.scales)))
+        for slot, kind in KINDS.items():
+            if (name := given.get(f"--{slot}")) and "my_" not in name:
+                find_class(name, kind)
     assert len(seen) == len(commands) >= 14
+
+
+def test_tables_that_the_readme_makes_are_there() -> None:
+    """The suite, scale and tables of its ``make bench-table1``."""
+    lines = re.findall(r"make bench-table1 (.*)", README)
+    for line in lines:
+        given = {"PAPER": "rscfed", "SCALE": "quick"} | dict(re.findall(r"([A-Z]+)=(\S+)", line))
+        suite = load(given["PAPER"])
+        assert suite.scale(given["SCALE"]) and {*given["TABLES"].split(",")} <= {*suite.spec.tables}, line
+    assert len(lines) >= 3
 
 
 def fit(*options: str) -> None:

@@ -161,6 +161,7 @@ class Federation:
         self.become_server()
         logged_at_server = [("in aggregate", self.aggregate(uploads, number))] if uploads else []
         logged_at_server.append(("in server_step", self.server_phase(number)))
+        self.engine.context.rounds.asked |= any(visit.planned.asked for visit in results)  # of other processes, too
         if number >= self.rounds - self.average_last:
             self.add_to_average()
         with self.engine.hook_context("log", number):
@@ -220,7 +221,6 @@ class Federation:
         for theirs, handed_on in gather_results(self.fabric, own_visits):
             found |= theirs
             engine.shared_optimizer_state = handed_on or engine.shared_optimizer_state
-        engine.context.rounds.asked |= any(visit.planned.asked for visit in found)
         clients = [list(dict.fromkeys(visit.client for visit in share)) for share in shares] if ranks > 1 else [[]]
         for start in range(0, max(map(len, clients)), CLIENTS_PER_MESSAGE):  # all processes keep all clients' states
             own = {k: self.clients[k] for k in clients[rank][start : start + CLIENTS_PER_MESSAGE] if k in self.clients}

@@ -154,8 +154,8 @@ def command(runs, jobs):
     importlib.import_module("fake_runs")
     pool.IMPORTED = ()  # which these runs do not need
     try:
-        with stoppable():
-            run_all(runs, jobs, quiet(), "fake_runs.fit")
+        with open(f"{runs[0].config.runtime.results_dir}.told", "w") as told, stoppable():
+            run_all(runs, jobs, Console(file=told, width=200), "fake_runs.fit")
     except KeyboardInterrupt:
         sys.exit(130)
     except Stopped:
@@ -204,3 +204,4 @@ def test_runs_are_told_to_stop_and_waited_for(tmp_path, fake, number, seeds, job
     passed_on = signal.SIGTERM if number == signal.SIGINT else number
     assert [(run.folder / "saved").read_text() for run in runs[:jobs]] == [f"stopped by {passed_on.name}"] * jobs
     assert not any(run.folder.exists() for run in runs[jobs:])
+    assert f"0 of {len(seeds)} runs have ended" in (tmp_path / "r.told").read_text()
