@@ -60,9 +60,9 @@ perf: $(STAMP) ## measure the speed of this machine, idle for 10 minutes, and wr
 	@mkdir -p build
 	$(BIN)/python -m benchmark.perf epochs:fed_consist rounds:fedavg growth:fedavg --write build/speed.md $(ARGS)
 
-perf-gpu: ## check and time the engines on a GPU, with the existing .venv or PYTHON, and write build/speed-gpu.md (METHODS=fedavg,fixmatch ARGS="--parts agreement"; docs/gpu.md)
+perf-gpu: ## check and time the engines on a GPU, with the existing .venv or PYTHON, and write build/speed-gpu.md (METHODS=fedavg,cbafed ARGS="--parts agreement"; docs/gpu.md)
 	@mkdir -p build
-	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmark.perf gpu:$(subst $(COMMA),:,$(or $(METHODS),fedavg)) --write build/speed-gpu.md $(ARGS)
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmark.perf gpu$(if $(METHODS),:$(subst $(COMMA),:,$(METHODS))) --write build/speed-gpu.md $(ARGS)
 
 clean: ## remove caches and build products; keep .venv, data and results
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -50,8 +50,8 @@ class Runtime:
         slots: copies of the method in the engine ``slots``.
         replay: whether the engine ``slots`` records and replays its steps.
         client_memory: GB of host memory per process for what clients keep between visits; the rest goes to files in the
-            run's folder. ``auto``: the process's share of half of the memory that is free when the run starts, or when
-            several runs at once (``--jobs``) start.
+            run's folder. ``auto``: the process's share of a quarter of the memory that is free when the run starts, or
+            when several runs at once (``--jobs``) start.
         logger: Lightning loggers that also receive every evaluated round: ``csv``, ``tensorboard``, ``wandb``; separate
             several by commas. They write to the run's folder.
         callbacks: dotted paths of Lightning callbacks, separated by commas; each visit of a client is a fit to them.

@@ -78,7 +78,8 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     runs = [run for _, some in by_point for run in some]
     if export and (dry or len(runs) > 1 or Path(export).is_dir()):
         count = "a dry run makes none" if dry else f"this command makes {len(runs)}"
-        raise ConfigError(f"--export {export}: it takes the name of a file, and one run; {count}")
+        why = "that is a folder" if Path(export).is_dir() else count
+        raise ConfigError(f"--export {export}: it takes the name of a file, and one run; {why}")
 
     if dry:
         from benchmark.runs.states import state
@@ -166,6 +167,9 @@ def _start(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[str, 
         scale = given.pop("scale", None) or next(iter(suite.spec.scales))
         start = suite.run(suite.row(row, scale), scale)
         values = identity(start.config)
+        name = given.get("method")
+        if name and not issubclass(find_class(name, KINDS["method"]), start.class_of("method")):
+            del values["method"]  # its options are another method's
     if path:
         read = read_yaml(Path(path), "--config")
         options = {name: read.pop(name) for name in list(read) if "." in name}

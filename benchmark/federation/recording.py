@@ -89,6 +89,8 @@ def record(
         try:  # other threads, such as NCCL's watchdog, may still call CUDA
             with accelerator.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 step()
+        except torch.OutOfMemoryError as error:
+            raise RunError(f"{error}: take fewer --slots, or --replay false") from error
         except RuntimeError as error:
             raise RunError(
                 f"a step cannot be captured as a CUDA graph ({error}): it reads numbers back to the host, makes "

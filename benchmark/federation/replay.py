@@ -196,8 +196,13 @@ def form(batch: Batch) -> tuple[Any, ...]:
 
 def recordable(optimizer: Optimizer) -> bool:
     """Whether an optimiser reads all that changes from tensors, and starts from a state of zeros."""
-    known = type(optimizer) in (SGD, Adam, AdamW)
-    return known and all(group.get("fused") and not group.get("dampening") for group in optimizer.param_groups)
+    if type(optimizer) not in (SGD, Adam, AdamW):
+        return False
+    for group in optimizer.param_groups:
+        captured = group.get("capturable", True) or not any(one.is_cuda for one in group["params"])  # as Adam asks
+        if not group.get("fused") or group.get("dampening") or not captured:
+            return False
+    return True
 
 
 def numbers(fit: Fit) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
 """Measure the speed of this machine: ``python -m benchmark.perf epochs:fed_consist rounds:fedavg growth:fedavg``.
 
-With a GPU, ``python -m benchmark.perf gpu:fedavg --write FILE`` checks it and times it (``make perf-gpu``).
+With a GPU, ``python -m benchmark.perf gpu --write FILE`` checks it and times it (``make perf-gpu``).
 """
 
 import argparse

@@ -45,14 +45,14 @@ def row_of(label: Sequence[Any], task: Callable[..., list[Any]], *args: Any) -> 
 
 
 def check_agreement(methods: Sequence[str], trial: bool) -> Iterator[Section]:
-    """Check the engines against the reference on the same device, for every known method."""
+    """Check the engines against the reference on the same device; without ``methods`` for every known one."""
     note = (
         "Global models after two rounds on 250 random images in float64, under the contract's arguments, in batches of "
         "16 and ragged ones. `equal`: the same bits as in the reference engine; a number: the distance from it over "
         "the distance that training has covered."
     )
     section = table("Agreement of engines", ["method", *ENGINES], note, trial)
-    for method in known_names(KINDS["method"]):
+    for method in methods or known_names(KINDS["method"]):
         yield section.add(row_of([method], agreement, method, "cpu" if trial else "cuda"))
 
 
@@ -79,7 +79,7 @@ def ends(method: str, device: str, **engine: Any) -> list[Tensor]:
 
 
 def time_engines(methods: Sequence[str], trial: bool) -> Iterator[Section]:
-    """Time the reference and slots, by network, precision and number of slots."""
+    """Time the reference and slots, by network, precision and number of slots; without ``methods`` for FedAvg."""
     note = (
         f"Milliseconds for the visits of {CLIENTS} clients of {BATCHES} full batches each, after a warm-up in which "
         "steps are recorded."
@@ -87,7 +87,7 @@ def time_engines(methods: Sequence[str], trial: bool) -> Iterator[Section]:
     slots, networks = (TRIAL_SLOTS, TRIAL_NETWORKS) if trial else (SLOTS, NETWORKS)
     names = [f"K = {number}, ms" for number in slots]
     headers = ["network", "batch", "precision", "replay", "reference, ms", *names, "reference / best"]
-    for method in methods:
+    for method in methods or ["fedavg"]:
         section = table(f"Engines, visits of `{method}`", headers, note, trial)
         for precision, (network, batch), replay in product(("32-true", "bf16-mixed"), networks, (False, True)):
             data = {"images": CLIENTS * BATCHES * batch, "num_clients": CLIENTS, "labelled_clients": CLIENTS}

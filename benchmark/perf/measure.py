@@ -68,7 +68,9 @@ def config_of(method: str, options: dict[str, Any], data: dict[str, Any], **conf
         config: further fields of ``RunConfig``.
     """
     spec = ClassSpec(f"{Noise.__module__}.{Noise.__qualname__}", {"partition": "iid", **data})
-    return RunConfig(ClassSpec(method, options), spec, **{"rounds": 10_000, "eval_every": 10_000, **config})
+    norm = {"norm": "batch"} if str(config.get("model")).startswith("wrn") else {}  # FedAvg measures no static ones
+    more = {"rounds": 10_000, "eval_every": 10_000, "model_args": norm, **config}
+    return RunConfig(ClassSpec(method, options), spec, **more)
 
 
 def federation_of(config: RunConfig, device: str = "cpu", slots: int | None = None, replay: bool = True) -> Federation:

@@ -4,7 +4,7 @@ import pytest
 
 from benchmark import config
 from benchmark.cli import main
-from benchmark.config import from_dict
+from benchmark.config import Run, from_dict
 from benchmark.launch import run
 from benchmark.suites import suite
 from datamodules.common.yaml import read_yaml
@@ -71,6 +71,8 @@ def test_fit_starts_from_a_row_of_a_suite(here, fitted):
     assert (own.seed, seeded.seed, seeded.scale, seeded.runtime.data_dir) == (1, 2, "quick", "d")
     assert (other.rounds, other.method.init_args["lr"], other.scale) == (3, 0.3, "custom")
     assert other.method.init_args["warmup_rounds"] == 1
+    assert main([*row, "--method", "fixmatch"]) == 0  # no subclass of the row's: none of its options
+    assert fitted[-1].config.method == Run.of(from_dict({"method": "fixmatch", "data": "digits"})).config.method
 
 
 def test_an_interrupt_says_how_to_go_on(here, monkeypatch, capsys):

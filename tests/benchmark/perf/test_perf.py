@@ -55,11 +55,17 @@ def test_growth_counts_what_clients_keep_and_what_is_saved():
     assert whole > besides > 0 and saving > 0
 
 
+@pytest.mark.parametrize("network", [network for network, *_ in rounds.CASES])
+def test_every_network_that_is_timed_can_be_made(network):
+    data = {"images": 4, "num_clients": 1, "labelled_clients": 1}
+    assert federation_of(config_of("fedavg", {}, data, model=network)).rounds == 10_000
+
+
 @pytest.mark.timeout(240)
 def test_the_plan_for_a_gpu_runs_on_the_cpu(tmp_path, monkeypatch, capsys):
     """What fails is a line with the reason; all of it is in the file."""
     monkeypatch.setattr(gpu, "known_names", lambda kind: ["fixmatch", "nobody"])
-    words = ["gpu:fedavg", "--trial", "--parts", "agreement", "--write", str(tmp_path / "page.md")]
+    words = ["gpu", "--trial", "--parts", "agreement", "--write", str(tmp_path / "page.md")]
     assert command.main(words) == 0
     text = (tmp_path / "page.md").read_text()
     assert "| fixmatch | equal | equal |" in text
