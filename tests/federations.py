@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from lightning import Fabric
 from torch import Tensor
 
+from benchmark.contract.attributes import different
 from benchmark.contract.federations import (
     NUM_CLIENTS,
     SCENARIOS,
@@ -17,7 +18,6 @@ from benchmark.contract.federations import (
     Subject,
     brief,
     class_of,
-    different,
     half_trained,
     make_data,
     make_federation,

@@ -50,7 +50,7 @@ def candidates(suite: Suite, scale: str, runtime: Runtime) -> dict[str, dict[str
     if spec is None:
         raise ConfigError(f"{suite.where}: scale {scale} has no entry `admission`, so there is nothing to admit")
     own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
-    found = {}
+    found: dict[str, dict[str, list[Run]]] = {}
     for table in filter(lambda table: table.reference, suite.tables):
         if not table.bounds:
             raise ConfigError(f"{suite.where}, table {table.number}: admission needs a row under `bounds`")
@@ -67,11 +67,10 @@ def candidates(suite: Suite, scale: str, runtime: Runtime) -> dict[str, dict[str
             for label in spec.central.labels:
                 row = Row(table.number, dataset, label, {}, {})
                 values[label] = suite.values(row, scale, tuned=False, last=spec.central)
-            runs = {}
+            found[name] = {}
             for label, of_label in values.items():
                 first = Run.of(from_dict(of_label), f"admit {name}/{label}")
-                runs[label] = [first.replace(seed=seed, runtime=own) for seed in spec.seeds]
-            found[name] = runs
+                found[name][label] = [first.replace(seed=seed, runtime=own) for seed in spec.seeds]
     return found
 
 
@@ -115,13 +114,11 @@ def judged(runs: Mapping[str, Sequence[Run]], report: str) -> dict[str, Any]:
         standard errors of the first two; ``seeds``, ``rounds``, ``code`` and ``hardware``.
     """
     reference, bound, supervised, semi_supervised = runs
-    folders = {label: [run.folder for run in own] for label, own in runs.items()}
-    records: dict[str, list[Record]] = {label: [read_record(path) for path in own] for label, own in folders.items()}
+    records: dict[str, list[Record]] = {label: [read_record(run.folder) for run in own] for label, own in runs.items()}
     scores = {label: [record[READING[report]]["acc"] for record in own] for label, own in records.items()}
     gap, gap_error = _difference(scores[bound], scores[reference])
     premise, premise_error = _difference(scores[semi_supervised], scores[supervised])
-    rises = {label: fmean(late_rise(rounds_of(path)) for path in folders[label]) for label in (reference, bound)}
-    configs = [run.config for run in runs[reference]]
+    rises = {label: fmean(late_rise(rounds_of(run.folder)) for run in runs[label]) for label in (reference, bound)}
     every = [record for own in records.values() for record in own]
     return {
         "admitted": gap >= GAP and premise >= PREMISE and all(rise < RISE for rise in rises.values()),
@@ -131,8 +128,8 @@ def judged(runs: Mapping[str, Sequence[Run]], report: str) -> dict[str, Any]:
         "premise": round(premise, 2),
         "premise_standard_error": premise_error,
         "rise": {label: None if isnan(rise) else round(rise, 2) for label, rise in rises.items()},
-        "seeds": [config.seed for config in configs],
-        "rounds": configs[0].rounds,
+        "seeds": [run.config.seed for run in runs[reference]],
+        "rounds": runs[reference][0].config.rounds,
         "code": sorted({version for record in every for version in code_versions(record)}),
         "hardware": sorted({hardware(record["environment"]) for record in every}),
     }

@@ -6,12 +6,12 @@ nothing is run.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from benchmark.board import tune
-from benchmark.config import Run, differences
+from benchmark.config import Run, Runtime, differences
 from benchmark.federation.assembly import sees_hidden_labels
 from benchmark.runs.records import Record, code_versions, read_record
 from benchmark.suites.plan import Row
@@ -47,9 +47,8 @@ class Checker:
     """
 
     def __init__(self, suites: Sequence[Suite], data_dir: str) -> None:
-        self.suites, self.data_dir = suites, data_dir
         self.seeds: dict[str, set[int]] = {}
-        self._places: dict[str, list[Place]] = {}
+        self._places = cache(partial(places, suites, runtime=Runtime(data_dir=data_dir)))
         self._partitions: dict[str, str] = {}
         self._of_row: dict[str, list[str]] = {}
 
@@ -64,12 +63,10 @@ class Checker:
             found.append(f"it is {record['status']}; the command that began it continues it")
         if unclean := [one for one in code_versions(record) if "-dirty" in one or "unknown" in one]:
             found.append(f"its code is {', '.join(unclean)}; commit the changes and run it again")
-        scale = record["scale"]
-        if scale not in self._places:
-            self._places[scale] = places(self.suites, scale)
-        own = places_of(record, self._places[scale])
+        known = self._places(record["scale"])
+        own = places_of(record, known)
         if not own:
-            return [*found, _no_row(record, self._places[scale])]
+            return [*found, _no_row(record, known)]
         if path.resolve().name != own[0].run.folder.name:
             found.append(f"its folder should be named {own[0].run.folder.name}; another one is not found by the tables")
         meant = self._meant(own)
@@ -91,9 +88,8 @@ class Checker:
 
     def _hidden_labels(self, place: Place) -> list[str]:
         """Refuse a method that sees labels which a ranked setting hides."""
-        here = place.run.replace(runtime=replace(place.run.config.runtime, data_dir=self.data_dir))
         told = "its method sees labels of unlabelled images (`uses_oracle`); that is no record"
-        return [told] if unfair(place.suite, place.row, here) else []
+        return [told] if unfair(place.suite, place.row, place.run) else []
 
     def _partition(self, run: Run, record: Record) -> list[str]:
         """Compare the record's partition with the one that the suite's run draws."""
@@ -101,8 +97,7 @@ class Checker:
         seed = run.config.seed if data.init_args.get("partition_seed") is None else None
         key = json.dumps([data.class_path, data.init_args, seed], sort_keys=True)
         if key not in self._partitions:
-            here = run.replace(runtime=replace(run.config.runtime, data_dir=self.data_dir))
-            drawn = here.make_data()
+            drawn = run.make_data()
             drawn.setup()
             self._partitions[key] = drawn.partition.hash
         if record["partition_hash"] == self._partitions[key]:
@@ -114,11 +109,9 @@ class Checker:
 
     def _tuning(self, place: Place) -> list[str]:
         """Compare the rates beside the suite with those that the rule chooses from what was tried."""
-        if not _is_tuned(place):
-            return []
         suite, scale, row = place.suite, place.scale, place.row
-        if row.full_name in suite.choices(scale).keys() - suite.tuned.own(scale).keys():
-            return []  # the choice of the suite that this one extends
+        if not _is_tuned(place) or row.full_name in suite.choices(scale).keys() - suite.tuned.own(scale).keys():
+            return []  # the latter has the choice of the suite that this one extends
         where = f"{suite.tuned.path(scale)}, {row.full_name}"
         given = suite.tuned.own(scale).get(row.full_name, {})
         made, missing, tried = tune.retraced(suite, scale, row)
@@ -137,14 +130,12 @@ def unfair(suite: Suite, row: Row, run: Run) -> bool:
     Raises:
         BenchError: see ``sees_hidden_labels``.
     """
-    (table,) = [one for one in suite.tables if one.number == row.table]
-    return suite.ranked and row.method not in table.bounds and sees_hidden_labels(run)
+    return suite.ranked and row.method not in suite.spec.tables[row.table].bounds and sees_hidden_labels(run)
 
 
 def _is_tuned(place: Place) -> bool:
     """Whether the rules of today choose the row's rates."""
-    (table,) = [one for one in place.suite.tables if one.number == place.row.table]
-    return place.suite.scale(place.scale).tuning is not None and not table.untuned
+    return place.suite.scale(place.scale).tuning is not None and not place.suite.spec.tables[place.row.table].untuned
 
 
 def _no_row(record: Record, known: Sequence[Place]) -> str:

@@ -146,8 +146,7 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
         RunError: a trial failed for a reason other than its rate; there is no choice for its row, but for all others.
     """
     suite.check_writable("choices", "tune")
-    untuned = [table.number for table in suite.tables if table.untuned]
-    going = [row for row in rows if row.table not in untuned]
+    going = [row for row in rows if not suite.spec.tables[row.table].untuned]
     made: dict[str, dict[str, Any]] = {}
     without: list[Run] = []
     while going:
@@ -209,16 +208,14 @@ def _entry(one: Trial, run: Run) -> dict[str, Any] | None:
     """Return what is kept of a trial's run: its score in the reported reading, and what identifies it.
 
     A rate with non-finite numbers scores 0. A run that failed otherwise says nothing about its rate: like an unfinished
-    one, it has no entry.
+    one, and one that went on with other code, it has no entry.
     """
     ended = state(run.folder)
     if ended not in ("complete", "failed"):
         return None
     record = read_record(run.folder)
-    if ended == "failed" and NOT_FINITE not in record["error"]:
+    if (ended == "failed" and NOT_FINITE not in record["error"]) or by_other_code(run, record):
         return None
-    if by_other_code(run, record):
-        return None  # it went on with other code
     return {
         "factor": float(f"{STEP**one.power:.3g}"),
         "seed": run.config.seed,

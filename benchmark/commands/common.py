@@ -12,7 +12,6 @@ from jsonargparse import ArgumentParser, Namespace
 from benchmark.config import Run, Runtime
 from benchmark.registry import KINDS, find_class, path_of
 from benchmark.runs.console import duration, printable
-from benchmark.runs.environment import gpu_name
 from benchmark.runs.records import Record
 from datamodules.common.errors import ConfigError
 
@@ -133,8 +132,7 @@ def show_plan(runs: Sequence[Run], states: Mapping[str, str], jobs: int = 1) -> 
 
     from benchmark.report.status import measured_here, parts, summary
 
-    runtime = runs[0].config.runtime
-    found = parts(runs, states, measured_here(Path(runtime.results_dir), gpu_name(runtime.accelerator)))
+    found = parts(runs, states, measured_here(runs[0].config.runtime))
     body = []
     for part in found:
         pace = "unknown" if part.per_round is None else f"{part.per_round:.3g}"

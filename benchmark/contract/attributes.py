@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 DATA = (type(None), bool, int, float, complex, str, bytes, set, frozenset, Tensor, np.ndarray, np.generic, *GENERATORS)
 CACHED = type(cache(lambda: None))
 
+Name = TypeVar("Name")
 Values = dict[tuple[str, str], Any]
 """Copies of data, by the name of the owner (see ``owners``) and of its attribute."""
 
@@ -90,7 +91,7 @@ def of_every_method() -> set[str]:
 
 def restore(values: Values, kept_by: Mapping[str, Any]) -> None:
     """Give the attributes of these owners these values, and delete those that have none; empty caches that grew."""
-    for place, name in changed(values_of(kept_by), values):
+    for place, name in different(values_of(kept_by), values):
         kept = getattr(kept_by[place], name, None)
         if isinstance(function := getattr(kept, "__func__", kept), CACHED):
             function.cache_clear()
@@ -100,10 +101,10 @@ def restore(values: Values, kept_by: Mapping[str, Any]) -> None:
             delattr(kept_by[place], name)
 
 
-def changed(now: Values, before: Values) -> list[tuple[str, str]]:
-    """Places of values that have changed, appeared or disappeared."""
-    alike = {place for place, value in now.items() if place in before and same(value, before[place])}
-    return [place for place in {**now, **before} if place not in alike]
+def different(now: Mapping[Name, Any], before: Mapping[Name, Any]) -> list[Name]:
+    """Names of values that are not the ``same``, or are in one of the two only."""
+    alike = {name for name, value in now.items() if name in before and same(value, before[name])}
+    return [name for name in {**now, **before} if name not in alike]
 
 
 def is_data(value: Any) -> bool:

@@ -13,7 +13,7 @@ from lightning import Fabric
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from benchmark.contract.attributes import changed, common_owners, owners, restore, same, values_of
+from benchmark.contract.attributes import common_owners, different, owners, restore, values_of
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import fabric_precision
 from benchmark.registry import KINDS, find_class, parameters
@@ -275,7 +275,7 @@ class Subject:
         federation = self.federation()
         before = values_of(owners(federation.method))
         rounds_until(federation, 2)
-        found = [".".join(place) for place in changed(values_of(owners(federation.method)), before)]
+        found = [".".join(place) for place in different(values_of(owners(federation.method)), before)]
         return f" It may be {' or '.join(found)}." if found else ""
 
 
@@ -300,12 +300,6 @@ def by_place(values: Any) -> dict[str, Tensor]:
     """The tensors and numbers in nested containers, by where they are."""
     found = tree_flatten_with_path(values)[0]
     return {keystr(path): value if isinstance(value, Tensor) else torch.tensor(value) for path, value in found}
-
-
-def different(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
-    """Names of the tensors that are not equal bit for bit, or are in one of the two only."""
-    both = [name for name in expected if name in found and not same(found[name], expected[name])]
-    return both + sorted(set(found) ^ set(expected))
 
 
 def require_equal(notes: Sequence[str], because: str) -> None:

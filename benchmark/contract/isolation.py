@@ -7,8 +7,7 @@ import random
 import re
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
+from contextlib import ContextDecorator, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,8 +19,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from benchmark.contract.attributes import same
-from benchmark.contract.federations import Subject, by_place, different, require_equal, rounds_until, some_visits
+from benchmark.contract.attributes import different, same
+from benchmark.contract.federations import Subject, by_place, require_equal, rounds_until, some_visits
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from datamodules.base import FSSLDataModule, SiteData
@@ -257,34 +256,24 @@ def check_hooks_keep_to_what_is_theirs(subject: Subject) -> None:
     require_equal(sorted(notes), "hooks touch what is not theirs")
 
 
-def watch_hooks(method: FedMethod, watch: Callable[[str], Any]) -> None:
+def watch_hooks(method: FedMethod, watch: Callable[[str], ContextDecorator]) -> None:
     """From now on every hook of the method runs inside ``watch(name)``; a hook called by a hook has its own."""
-
-    def wrapped(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(hook)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with watch(name):
-                return hook(*args, **kwargs)
-
-        return run
-
     for name, usual in inspect.getmembers(FedMethod, inspect.isfunction):
         if not name.startswith("_") and getattr(type(method), name) is not usual:
-            object.__setattr__(method, name, wrapped(name, getattr(method, name)))
+            object.__setattr__(method, name, watch(name)(getattr(method, name)))
 
 
 def lent(federation: Federation) -> dict[str, Tensor]:
     """What hooks see and must not change, by the name that an error gives it."""
     data, parts = federation.data, ("labelled", "labels", "unlabelled")
-    return by_place(
-        {
-            "server": federation.server,
-            "initial": federation.engine.initial,
-            "memory": federation.memory,
-            "sites": [{part: getattr(site, part) for part in parts} for site in (*data.clients, data.server)],
-            "data": {name: getattr(data, name) for name in ("train_images", "train_labels", "test_labels")},
-        }
-    )
+    seen = {
+        "server": federation.server,
+        "initial": federation.engine.initial,
+        "memory": federation.memory,
+        "sites": [{part: getattr(site, part) for part in parts} for site in (*data.clients, data.server)],
+        "data": {name: getattr(data, name) for name in ("train_images", "train_labels", "test_labels")},
+    }
+    return by_place(seen)
 
 
 def global_states(hook: str) -> dict[str, object]:

@@ -9,7 +9,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--fssl-method",
         dest="fssl_method",
         action="append",
-        default=[],
         metavar="NAME",
         help="method for the contract tests of fssl-bench, by name or dotted path (default: all that are known)",
     )

@@ -9,7 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,16 +19,8 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 
-from benchmark.contract.attributes import own_modules
-from benchmark.contract.federations import (
-    ROUNDS,
-    Subject,
-    by_place,
-    different,
-    require_equal,
-    rounds_until,
-    some_visits,
-)
+from benchmark.contract.attributes import different, own_modules
+from benchmark.contract.federations import ROUNDS, Subject, by_place, require_equal, rounds_until, some_visits
 from benchmark.contract.isolation import noise, unlabelled
 from benchmark.federation import loop
 from benchmark.federation.fit import Fit, OptimizerStates, kept_states, load_states
@@ -299,11 +291,9 @@ def check_circumstances_do_not_matter(subject: Subject) -> None:
     nor a loss that is scaled by a power of 2, as in ``16-mixed`` but in float32.
     """
     known = [name for name in FAKES if name != SCALE or not subject.cls.no_loss_scaling]
-    try:
+    with suppress(Exception):  # it is met again in its own circumstance
         if not differences(subject, known):
             return
-    except Exception:  # it is met again in its own circumstance
-        pass
     for name in ("", *known):
         because = CAUSES.get(name, f"the result depends on where it runs. It reads {name}")
         require_equal(differences(subject, [name] if name else []), because)

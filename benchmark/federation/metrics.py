@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from math import ceil, log
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics.functional.classification import (
@@ -97,8 +98,6 @@ def scores(probs: Tensor, labels: Tensor) -> tuple[dict[str, float], Tensor]:
       predicted has precision 0;
     * ``recall``: unweighted mean over the classes that occur in ``labels``, the balanced accuracy.
 
-    The AUC, which sorts each class's probabilities, is computed on their device, all else on the CPU.
-
     Args:
         probs: class probabilities [N, C].
         labels: true classes [N], int64.
@@ -109,7 +108,7 @@ def scores(probs: Tensor, labels: Tensor) -> tuple[dict[str, float], Tensor]:
     Raises:
         RunError: probabilities are not finite or not in [0, 1].
     """
-    on_device, probs, labels = probs, probs.cpu(), labels.cpu()
+    probs, labels = probs.cpu(), labels.cpu()
     if not bool(probs.isfinite().all()):
         raise RunError(f"metrics: a class probability {NOT_FINITE}: the model has diverged; lower the learning rate")
     least, most = (float(bound) for bound in probs.aminmax())
@@ -124,7 +123,7 @@ def scores(probs: Tensor, labels: Tensor) -> tuple[dict[str, float], Tensor]:
     recalls = multiclass_recall(predicted, labels, classes, average="none", validate_args=False)[present]
     metrics = {
         "acc": confusion.diagonal().sum() / len(labels),
-        "auc": _auc(on_device, labels.to(on_device.device)),
+        "auc": _auc(probs, labels),
         "precision": multiclass_precision(predicted, labels, classes, validate_args=False),
         "recall": (recalls / present.sum()).sum(),
     }
@@ -174,7 +173,7 @@ def _auc(probs: Tensor, labels: Tensor) -> Tensor:
     areas = []
     for label in torch.unique(labels).tolist():
         column, positive = probs[:, label], labels == label
-        above, below = column[positive], column[~positive].sort().values
+        above, below = column[positive], torch.from_numpy(np.sort(column[~positive].numpy()))
         if not len(below):
             return torch.tensor(torch.nan)
         won = torch.searchsorted(below, above).sum() + torch.searchsorted(below, above, right=True).sum()

@@ -7,17 +7,7 @@ from typing import Any, NamedTuple
 
 from benchmark.config import apart
 from benchmark.report.statistics import LEAST, prediction
-from benchmark.runs.records import (
-    AVERAGED,
-    READING,
-    SEVERAL,
-    Record,
-    Row,
-    code_versions,
-    read_record,
-    read_rows,
-    without_clock,
-)
+from benchmark.runs.records import READING, SEVERAL, Record, Row, code_versions, read_record, read_rows, without_clock
 from benchmark.runs.states import state
 
 COUNTING = ("config", "partition", "data", "status")
@@ -74,7 +64,7 @@ def _parts(record: Record) -> dict[str, dict[str, Any]]:
 
 def _same_averaged(first: Record, second: Record) -> bool:
     """Whether the averaged models have equal metrics, of those that both runs have."""
-    one, other = (record.get(AVERAGED) or {} for record in (first, second))
+    one, other = (record.get("averaged") or {} for record in (first, second))
     return all(one[name] == other[name] for name in one.keys() & other.keys())
 
 

@@ -30,8 +30,7 @@ def facts(
         networks: network, method and data set of each cell.
         constant: columns in which no rows differ.
     """
-    rows = [row for row in table.rows if row.full_name in plan.of_row]
-    planned = {run.id: run for row in rows for seed in plan.seeds for run in [plan.run(row, seed)]}
+    planned = {key: plan.runs[key] for row in table.rows for key in plan.of_row.get(row.full_name, {}).values()}
     records = [record for key in planned if (record := plan.found[key].record) is not None]
     configs = [run.config for run in planned.values()]
     precisions = {config.precision for config in configs}

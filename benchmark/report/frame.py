@@ -32,6 +32,11 @@ def by_row(plan: Plan) -> Values:
     return {key: pd.Series(own, dtype="float64") for key, own in found.items()}
 
 
+def values_of(known: Values, row: Row, reading: str, metric: str) -> pd.Series:
+    """A metric in a reading of a row's complete runs, by seed; a run whose record lacks it is left out."""
+    return known.get((row.full_name, reading, metric), NONE)
+
+
 def rounds_of(folder: Path) -> pd.DataFrame:
     """The evaluated rounds of a run, nested keys joined by dots.
 

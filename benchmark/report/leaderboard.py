@@ -95,10 +95,11 @@ def resolved(one: Setting) -> str:
             )
             reason = REFUSED.format(**{**one.admission, "rise": rises})
         return UNRANKED.format(reason=reason)
-    if pd.isna(one.resolution):
+    resolution = one.lines["resolution"].iloc[0]
+    if pd.isna(resolution):
         return "Too few runs to say which differences are resolved."
     return (
-        f"Resolution: {one.resolution:.2f} points, the median half-width of the simultaneous intervals. "
+        f"Resolution: {resolution:.2f} points, the median half-width of the simultaneous intervals. "
         "Smaller differences are not resolved, which does not mean that rows are equal."
     )
 

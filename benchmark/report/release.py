@@ -18,7 +18,6 @@ from datamodules.common.files import write_atomic
 from datamodules.common.yaml import dump_yaml
 
 TEXT, COUNT, NUMBER = "string", "Int64", "float64"
-ENDED = ("complete", "failed")
 ROW = ("table", "dataset", "method", "columns")
 COLUMNS = {
     "id": (TEXT, "names the line, the same in every release"),
@@ -75,7 +74,7 @@ def export(results: Path, file: Path, suites: Sequence[Suite]) -> int:
     if file.suffix != ".parquet":
         raise ConfigError(f"--export {file}: name a file that ends in .parquet; a .csv is written beside it")
     read = {path.parent: read_record(path.parent) for path in sorted((results / "runs").glob("*/record.json"))}
-    ended = {path: record for path, record in read.items() if record["status"] in ENDED}
+    ended = {path: record for path, record in read.items() if record["status"] != "running"}
     if not ended:
         raise ConfigError(f"{results / 'runs'}: there is no run that has ended")
     known = {scale: places(suites, scale) for scale in {record["scale"] for record in ended.values()}}
@@ -90,20 +89,16 @@ def export(results: Path, file: Path, suites: Sequence[Suite]) -> int:
                 number = f":{own['round']}" if own["reading"] == "round" else ""
                 name = f"{path.name}:{row}:{own['reading'] or record['status']}{number}"
                 lines.append({**about, **own, "id": name})
-    frame = _typed(pd.DataFrame(lines))
+    frame = pd.DataFrame(lines)
+    columns = COLUMNS | {str(name): METRIC for name in frame if name not in COLUMNS}
+    types = {name: kind for name, (kind, _) in columns.items()}
+    frame = frame.reindex(columns=[*types]).astype(types)
     file.parent.mkdir(parents=True, exist_ok=True)
     frame.to_parquet(file, index=False)
     frame.to_csv(file.with_suffix(".csv"), index=False, lineterminator="\n")
-    write_atomic(file.with_name(f"{file.stem}-card.md"), card(file, frame))
-    write_atomic(file.with_name(f"{file.stem}-croissant.json"), json.dumps(croissant(file, frame), indent=1) + "\n")
+    write_atomic(file.with_name(f"{file.stem}-card.md"), card(file, columns))
+    write_atomic(file.with_name(f"{file.stem}-croissant.json"), json.dumps(croissant(file, columns), indent=1) + "\n")
     return len(ended)
-
-
-def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns in order and in their types."""
-    metrics = [name for name in frame if name not in COLUMNS]
-    types = {name: kind for name, (kind, _) in COLUMNS.items()} | dict.fromkeys(metrics, NUMBER)
-    return frame.reindex(columns=[*types]).astype(types)
 
 
 def _values(record: Record, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
@@ -144,28 +139,27 @@ def _about(name: str, record: Record, place: Place | None) -> dict[str, Any]:
     }
 
 
-def card(file: Path, frame: pd.DataFrame) -> str:
-    """The data card: the README of a data set at Hugging Face."""
-    about = _described(frame)
+def card(file: Path, columns: Mapping[str, tuple[str, str]]) -> str:
+    """The data card, the README of a data set at Hugging Face; with type and meaning of each column."""
     head = {
         "license": "apache-2.0",
         "pretty_name": f"Results of fssl-bench {package_version()}",
         "tags": ["federated-learning", "semi-supervised-learning", "benchmark"],
         "configs": [{"config_name": "default", "data_files": file.name}],
-        "dataset_info": {"features": [{"name": name, "dtype": kind.lower()} for name, (kind, _) in about.items()]},
+        "dataset_info": {"features": [{"name": name, "dtype": kind.lower()} for name, (kind, _) in columns.items()]},
     }
-    told = pipe_table(["column", "meaning"], [[f"`{name}`", meaning] for name, (_, meaning) in about.items()])
+    told = pipe_table(["column", "meaning"], [[f"`{name}`", meaning] for name, (_, meaning) in columns.items()])
     return f"---\n{dump_yaml(head)}---\n\n# {head['pretty_name']}\n\n{ABOUT}.\n\n{told}\n"
 
 
-def croissant(file: Path, frame: pd.DataFrame) -> dict[str, Any]:
+def croissant(file: Path, columns: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
     """The same in JSON-LD, as Croissant 1.0 describes data sets."""
     kinds = {TEXT: "sc:Text", COUNT: "sc:Integer", NUMBER: "sc:Float"}
     files, fields = [], []
     for one, form in ((file, "application/x-parquet"), (file.with_suffix(".csv"), "text/csv")):
         about = {"@type": "cr:FileObject", "@id": one.name, "contentUrl": one.name, "encodingFormat": form}
         files.append({**about, "sha256": hashlib.sha256(one.read_bytes()).hexdigest()})
-    for name, (kind, meaning) in _described(frame).items():
+    for name, (kind, meaning) in columns.items():
         source = {"fileObject": {"@id": file.name}, "extract": {"column": name}}
         about = {"@type": "cr:Field", "@id": f"results/{name}", "description": meaning, "dataType": kinds[kind]}
         fields.append({**about, "source": source})
@@ -180,8 +174,3 @@ def croissant(file: Path, frame: pd.DataFrame) -> dict[str, Any]:
         "distribution": files,
         "recordSet": [{"@type": "cr:RecordSet", "@id": "results", "key": {"@id": "results/id"}, "field": fields}],
     }
-
-
-def _described(frame: pd.DataFrame) -> dict[str, tuple[str, str]]:
-    """Type and meaning of each column."""
-    return {str(name): COLUMNS.get(str(name), METRIC) for name in frame}

@@ -9,7 +9,7 @@ import pandas as pd
 from scipy import stats
 
 from benchmark.report.facts import last_rounds
-from benchmark.report.frame import NONE, Values, by_row, rounds_of
+from benchmark.report.frame import Values, by_row, rounds_of, values_of
 from benchmark.report.statistics import FAILED, LEAST, LEVEL, SPENT, compare, cost, interval, late_rise, summary
 from benchmark.runs.records import Record
 from benchmark.suites.plan import Plan, Row, Table
@@ -32,11 +32,12 @@ class Setting:
         lines: by method label: what ``compare`` gives, ``last_k_mean`` with ``last_k_ci95`` (the reading that averages
             the last rounds), ``rank`` (mean over the seeds that all methods have; it describes, and nothing is tested
             by it), ``rise`` (mean over the seeds of ``late_rise``), ``converged`` (not if ``rise`` is above 1 point),
-            the ``resolution`` of the setting, the difference ``found80`` that a test would find with a power of 80 %,
-            the costs to reach the reference's mean accuracy, and the tuned options. With
-            controls ``over_control`` (paired difference) and ``over_control_ci95``; with a table of the same rows at
-            their papers' rates ``untuned``, ``untuned_ci95``, ``untuned_n`` and ``untuned_failed`` (runs); and
-            ``worst_clients``, ``worst_clients_difference`` and ``worst_clients_ci95`` where the table has that metric.
+            the ``resolution`` of the setting (median half-width of the simultaneous intervals, in points; NaN if it
+            has none), the difference ``found80`` that a test would find with a power of 80 %, the costs to reach the
+            reference's mean accuracy, and the tuned options. With controls ``over_control`` (paired difference) and
+            ``over_control_ci95``; with a table of the same rows at their papers' rates ``untuned``, ``untuned_ci95``,
+            ``untuned_n`` and ``untuned_failed`` (runs); and ``worst_clients``, ``worst_clients_difference`` and
+            ``worst_clients_ci95`` where the table has that metric.
         averaged: the rounds of ``last_k_mean``, such as ``10 rounds``.
         admission: what the test of admission has found (``benchmark.board.admit.judged``); empty if it was not made.
     """
@@ -65,11 +66,6 @@ class Setting:
         Their means are those of the runs that did not fail, and place them among each other alone.
         """
         return tuple(self.lines.sort_values(["failed", "mean"], ascending=[True, False]).index)
-
-    @property
-    def resolution(self) -> float:
-        """Median half-width of the simultaneous intervals, in points: what the setting resolves; NaN if it has none."""
-        return float(self.lines["resolution"].iloc[0])
 
 
 def settings(suite: Suite, plan: Plan) -> list[Setting]:
@@ -100,14 +96,9 @@ def told_apart(one: Setting, method: str) -> bool:
     return bool(one.ranked and apart and sound)
 
 
-def _values(known: Values, row: Row, reading: str, metric: str = METRIC) -> pd.Series:
-    """A metric in a reading of a row's complete runs, by seed; a run whose record lacks it is left out."""
-    return known.get((row.full_name, reading, metric), NONE)
-
-
 def _scores(plan: Plan, known: Values, row: Row, reading: str) -> pd.Series:
     """By seed, with ``FAILED`` for a run that has failed and NaN for one that is missing."""
-    scores = _values(known, row, reading).reindex(plan.seeds)
+    scores = values_of(known, row, reading, METRIC).reindex(plan.seeds)
     scores[[seed for seed, key in plan.of_row[row.full_name].items() if plan.found[key].state == "failed"]] = FAILED
     return scores
 
@@ -119,8 +110,8 @@ def _setting(
     controls = {row: own for row, own in table.controls.items() if row in scores and own in scores}
     untested = table.untested & {*scores}
     lines = compare(scores, reference, untested)
-    smooth = {row.method: _values(known, row, "last_k_mean") for row in rows}
-    worst = {row.method: _values(known, row, reading, WORST) for row in rows}
+    smooth = {row.method: values_of(known, row, "last_k_mean", METRIC) for row in rows}
+    worst = {row.method: values_of(known, row, reading, WORST) for row in rows}
     beside = [row for other in suite.tables if other.untuned == table.number for row in other.rows]
     beside = [row for row in beside if row.dataset == dataset and row.full_name in plan.of_row]
     untuned = {row.method: summary(_scores(plan, known, row, reading)) for row in beside}
@@ -129,8 +120,7 @@ def _setting(
     more: dict[str, dict[str, Any]] = {}
     for row in rows:
         name, runs = row.method, plan.of_row[row.full_name].values()
-        found = [(plan.found[key].record, plan.runs[key].folder) for key in runs]
-        done = [(record, rounds_of(folder)) for record, folder in found if record is not None]
+        done = [(record, rounds_of(plan.runs[key].folder)) for key in runs if (record := plan.found[key].record)]
         line = {"bound": name in table.bounds, "goal": goal}
         line |= {"last_k_mean": smooth[name].mean(), "last_k_ci95": interval(smooth[name])}
         line["rise"] = pd.Series([late_rise(curve) for _, curve in done], dtype="float64").mean()

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 from tabulate import tabulate
 
-from benchmark.config import Run, apart, identity
+from benchmark.config import Run, Runtime, apart, identity
 from benchmark.report.formats import number
 from benchmark.report.frame import LACKS
 from benchmark.runs.console import duration, printable
@@ -40,8 +40,7 @@ def show(plan: Plan, every_run: bool = False) -> None:
     shown = runs if every_run else runs[~runs["state"].isin(["complete", "missing"])]
     lines = [] if every_run else [_rows(plan, runs, acc)]
     lines += [_runs(plan, shown, acc)] if len(shown) else []
-    runtime = next(iter(plan.runs.values())).config.runtime
-    measured = measured_here(Path(runtime.results_dir), gpu_name(runtime.accelerator))
+    measured = measured_here(next(iter(plan.runs.values())).config.runtime)
     lines += [_counts(runs["state"]), *summary(parts(plan.runs.values(), runs["state"].to_dict(), measured))]
     print(printable("\n".join([*lines, *filter(None, runs["problem"])])))
 
@@ -123,15 +122,10 @@ class Part:
         return self.left * (self.per_round or 0.0)
 
 
-def measured_here(results: Path, gpu: str | None = None) -> list[Record]:
-    """Read the records below ``results`` from this machine (same processor, number of cores and GPU).
-
-    Args:
-        results: folder that holds ``runs/``.
-        gpu: name of the GPU used by runs, if any.
-    """
-    here, found = machine(gpu), []
-    for file in sorted((results / "runs").glob("*/record.json")):
+def measured_here(runtime: Runtime) -> list[Record]:
+    """Read the records in a runtime's results that are from this machine (same processor, number of cores and GPU)."""
+    here, found = machine(gpu_name(runtime.accelerator)), []
+    for file in sorted(Path(runtime.results_dir, "runs").glob("*/record.json")):
         with suppress(RunError):  # skip damaged records
             record = read_record(file.parent)
             known = {name: record["environment"].get(name) for name in here}

@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from benchmark.report.facts import averaged_rounds, facts, last_rounds, network
 from benchmark.report.formats import Marked, csv_text, half, latex_table, markdown, number, pipe_table
-from benchmark.report.frame import BROKEN, LACKS, NONE, Values, by_row
+from benchmark.report.frame import BROKEN, LACKS, Values, by_row, values_of
 from benchmark.report.statistics import difference, interval, lead, places, prediction
 from benchmark.runs.console import printable
 from benchmark.runs.records import READING
@@ -136,7 +136,7 @@ class Page:
         runs = self.plan.of_row[row.full_name]
         states = {seed: self.plan.found[key].state for seed, key in runs.items()}
         config = self.plan.run(row, self.plan.seeds[0]).config
-        scores = self._scores(row, metric, self.suite.reading(self.plan.scale))
+        scores = values_of(self._known, row, self.suite.reading(self.plan.scale), metric)
         read = [name for name in READING if name != "averaged" or config.average_last]
         return {
             "table": self.number,
@@ -152,17 +152,13 @@ class Page:
             "n": len(scores),
             "published": self.published.get(row.key(metric)),
             "spread": self.published.get(row.key(f"{metric} std")),
-            **{name: _mean(self._scores(row, metric, name)) if metric == "acc" else None for name in read},
+            **{name: _mean(values_of(self._known, row, name, metric)) if metric == "acc" else None for name in read},
             "runs": " ".join(runs.values()),
             "row": row,
             "scores": scores,
             "states": states,
             "lacks": _lacks(states, len(scores)),
         }
-
-    def _scores(self, row: Row, metric: str, reading: str) -> pd.Series:
-        """Values by seed."""
-        return self._known.get((row.full_name, reading, metric), NONE)
 
     def _judged(self, row: Row, metric: str) -> Cell:
         """A cell with what our runs say of the printed value, at a scale that follows the paper's protocol."""

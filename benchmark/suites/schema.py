@@ -4,23 +4,13 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from benchmark.config import Reading, Scale
 from benchmark.runs.records import problem
 from datamodules.common.errors import ConfigError, unknown
 
 METRICS = ("acc", "acc_clients", "acc_worst_clients", "auc", "precision", "recall", "loss")
-TOLD = 3  # problems that one message lists
 
 
 def _one_of(kind: str) -> BeforeValidator:
@@ -53,14 +43,13 @@ TableName = Annotated[str, _one_of("table")]
 LabelName = Annotated[str, _one_of("method label")]
 DataName = Annotated[str, _one_of("data set label")]
 MethodName = Annotated[str, _one_of("method")]
-Pair = Annotated[list[LabelName], Field(min_length=2, max_length=2)]
 Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(min_length=1), AfterValidator(_distinct)]
 Unreported = Annotated[list[Annotated[int, Field(ge=1000, lt=2**32)]], Field(min_length=1), AfterValidator(_distinct)]
 """Seeds that tuning or admission may use (RULES.md)."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class _Part(BaseModel, extra="forbid", strict=True):
+    """A part of a suite file: no entry that is unknown here, no value of another type."""
 
 
 class Layer(_Part):
@@ -85,13 +74,11 @@ class Layers(_PerDataset):
         return [self, own, self.datasets.get(dataset, Layer()), own.datasets.get(dataset, Layer())]
 
 
-class _Label(_Part):
-    model_config = ConfigDict(extra="allow")  # options of its rows
+class _Label(_Part, extra="allow"):  # options of its rows
     method: str = ""
 
 
-class _Row(_Part):
-    model_config = ConfigDict(extra="allow")  # columns that tell it apart
+class _Row(_Part, extra="allow"):  # columns that tell it apart
     __pydantic_extra__: dict[str, Word]
     method: LabelName
     set: dict[str, Any] = {}
@@ -134,7 +121,7 @@ class Tuning(Layers):
 class Central(Layers):
     """The two rows of a test of admission that have all data in one place."""
 
-    labels: Pair
+    labels: Annotated[list[LabelName], Field(min_length=2, max_length=2)]
 
 
 class Admission(_Part):
@@ -163,10 +150,9 @@ class ScaleSpec(Layers):
         return self
 
 
-class SuiteSpec(_Part):
+class SuiteSpec(_Part, extra="allow"):  # YAML anchors
     """The content of a suite file."""
 
-    model_config = ConfigDict(extra="allow")  # YAML anchors
     paper: Annotated[str, Field(pattern=r"^[\w.-]+$")]
     title: str
     published: str | None
@@ -217,7 +203,7 @@ def check(spec: Mapping[str, Any], where: str) -> SuiteSpec:
     try:
         return SuiteSpec.model_validate(dict(spec), context=known)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {problem(error, TOLD)}".replace(".[key]", "")) from None
+        raise ConfigError(f"{where}: {problem(error, most=3)}".replace(".[key]", "")) from None
 
 
 def with_its_method(name: str) -> list[str]:

@@ -43,11 +43,7 @@ class Suite:
     """
 
     def __init__(
-        self,
-        spec: Mapping[str, Any],
-        where: str = "suite",
-        folder: Path = SUITES,
-        extended: "Suite | None" = None,
+        self, spec: Mapping[str, Any], where: str = "suite", folder: Path = SUITES, extended: "Suite | None" = None
     ) -> None:
         self.given, self.spec = spec, check(spec, where)
         self.where, self.folder, self.extended = where, folder, extended
@@ -192,11 +188,7 @@ class Suite:
         return values | {"scale": scale, "report": self.reading(scale)}
 
     def plan(
-        self,
-        scale: str,
-        seeds: Collection[int] | None = None,
-        runtime: Runtime | None = None,
-        **changes: Any,
+        self, scale: str, seeds: Collection[int] | None = None, runtime: Runtime | None = None, **changes: Any
     ) -> Plan:
         """All runs of the suite at a scale, each of them once.
 
@@ -259,10 +251,9 @@ class Suite:
 
     def _nothing(self, scale: str, methods: Collection[str]) -> ConfigError:
         """The error for filters, or a name, that no run passes; tells whether one of the methods is the reason."""
-        why = {name: f"not at scale {scale}: {reason}" for name, reason in self.scale(scale).without.items()}
-        reasons = [f"{name} is {why[name]}" for name in methods if name in why]
-        told = "; ".join(reasons) or "no run passes all filters; leave one out"
-        return ConfigError(f"{self.where}: {told}")
+        without = self.scale(scale).without
+        reasons = [f"{name} is not at scale {scale}: {without[name]}" for name in methods if name in without]
+        return ConfigError(f"{self.where}: {'; '.join(reasons) or 'no run passes all filters; leave one out'}")
 
     def matching(self, patterns: Collection[str], scale: str) -> list[Row]:
         """The rows that are run at a scale and match one of the patterns; all of them without a pattern.
@@ -376,8 +367,8 @@ class Place:
         return f"{self.suite.paper} {self.scale} {self.row.full_name}"
 
 
-def places(suites: Iterable[Suite], scale: str) -> list[Place]:
-    """All seeds of all rows of the suites that have this scale.
+def places(suites: Iterable[Suite], scale: str, runtime: Runtime | None = None) -> list[Place]:
+    """All seeds of all rows of the suites that have this scale, run as ``runtime`` says.
 
     Raises:
         ConfigError: a suite has a row that cannot be run.
@@ -385,8 +376,7 @@ def places(suites: Iterable[Suite], scale: str) -> list[Place]:
     found = []
     for suite in suites:
         if scale in suite.spec.scales:
-            plan = suite.plan(scale)
-            rows = suite.matching([], scale)
+            plan, rows = suite.plan(scale, runtime=runtime), suite.matching([], scale)
             found += [Place(suite, scale, row, plan.run(row, seed)) for row in rows for seed in plan.seeds]
     return found
 

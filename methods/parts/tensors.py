@@ -74,9 +74,9 @@ def ema_decay(step: Tensor | float, decay: float, ramp: bool = True) -> Tensor:
 @torch.no_grad()
 def ema_update(teacher: Iterable[Tensor], student: Iterable[Tensor], decay: Tensor | float) -> None:
     """``teacher <- decay * teacher + (1 - decay) * student`` in place, parameter by parameter."""
-    share = torch.as_tensor(1.0 - decay)
-    for target, source in zip(teacher, student, strict=True):
-        target.copy_(target.lerp(source.detach(), share.to(target.dtype)))
+    targets, sources = list(teacher), list(student)
+    share = torch.as_tensor(1.0 - decay).to(targets[0].dtype)
+    torch._foreach_lerp_(targets, sources, [share] * len(targets))
 
 
 def app_u(probabilities: Tensor) -> Tensor:

@@ -120,12 +120,13 @@ def test_only_runs_of_the_same_configuration_count(other):
 @pytest.mark.parametrize(("another", "count"), [({}, 1), ({"gpu": "a GPU"}, 0)])
 def test_only_records_of_this_machine_count(tmp_path, another, count):
     folder = begun(planned(tmp_path), 0)
-    assert measured_here(tmp_path) == []
+    runtime = Runtime(results_dir=str(tmp_path), accelerator="cpu")
+    assert measured_here(runtime) == []
     folder.append({"round": 0, "acc": 1.0})
     change(folder.path, lambda record: record["environment"].update(machine() | another))
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "record.json").write_text("{")
-    assert [one["rounds"]["done"] for one in measured_here(tmp_path)] == [1] * count
+    assert [one["rounds"]["done"] for one in measured_here(runtime)] == [1] * count
 
 
 def test_parts_are_runs_that_differ_in_their_seeds():
