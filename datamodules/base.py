@@ -14,19 +14,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from datamodules.common import options
 from datamodules.common.devices import finished
 from datamodules.common.errors import BenchError, ConfigError, DataError, message_of
-from datamodules.common.options import (
-    Deviations,
-    Means,
-    NotNegative,
-    Positive,
-    Probability,
-    Scenario,
-    Seed,
-    check_arguments,
-    check_together,
-)
+from datamodules.common.options import Deviations, Means, NotNegative, Positive, Probability, Scenario, Seed
 from datamodules.common.plugins import place
 from datamodules.io.sources import STORED, Arrays, ArraysError, Images, channel_moments, random_split
 from datamodules.partition.draw import shares, stream_seed
@@ -118,6 +109,8 @@ class FSSLDataModule(L.LightningDataModule):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     feature_dim: int | None = None  # length of the feature vectors in place of images, once they have been read
+    hparams: Any
+    """The constructor's arguments, by attribute or by name."""
     provenance: Mapping[str, Any] = MappingProxyType({})  # what a record says of the data beside digests
 
     # From ``setup`` on:
@@ -187,8 +180,8 @@ class FSSLDataModule(L.LightningDataModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        check_arguments(type(self), self.hparams)
-        check_together(self.hparams)
+        options.check_arguments(type(self), self.hparams)
+        options.check_together(self.hparams)
         self.partition_seed = run_seed if partition_seed is None else partition_seed
         self.device = torch.device("cpu")
         self.dtype = torch.float32
@@ -198,11 +191,6 @@ class FSSLDataModule(L.LightningDataModule):
             self.views = self._views()
         self._prepared: dict[Geometry | FeatureView, Tensor] = {}
         self._ready = False
-
-    @property
-    def hparams(self) -> Any:
-        """The constructor's arguments, by attribute or by name."""
-        return super().hparams
 
     def _views(self) -> pipelines.Views:
         """The pipeline's views with the data set's size and constants, or those given in their place."""
@@ -399,12 +387,11 @@ class FSSLDataModule(L.LightningDataModule):
         """Numbered blocks of ``size`` test images in order; ``block()`` gives the views ``[size, C, H, W]``."""
         view, prepared = self._test_view(), self._test_prepared
 
-        def block(start: int) -> Tensor:
-            index = torch.arange(start, min(start + size, len(prepared)), device=self.device)
+        def block(index: Tensor) -> Tensor:
             return self._seen(view(prepared, index, None))
 
-        for number, start in enumerate(range(0, len(prepared), size)):
-            yield number, partial(block, start)
+        for number, index in enumerate(torch.split(torch.arange(len(prepared), device=self.device), size)):
+            yield number, partial(block, index)
 
     def see(self, images: Tensor) -> Tensor:
         """Views ``[B, C, H, W]`` of anybody's images, uint8 ``[B, h, w, 1 or 3]``, as test images are seen.

@@ -47,13 +47,7 @@ class CBAFed(LabelledShare, LabelledClients):
     """
 
     uploads_needed = "mean"
-    scopes = {
-        "reference": "server",
-        "thresholds": "server",
-        "tail": "server",
-        "previous": "local",
-        "counts": "local",
-    }
+    scopes = {"reference": "server", "thresholds": "server", "tail": "server", "previous": "local", "counts": "local"}
     thresholds: Tensor
     """T(c), ``[C]``."""
     tail: Tensor
@@ -142,19 +136,17 @@ class CBAFed(LabelledShare, LabelledClients):
         order = torch.randperm(len(everyone), generator=client.generator(f"order/pseudo/{number}"))
         index = everyone[order.to(everyone.device)]
         block = h.batch_size * max(1, 256 // h.batch_size)
-        views, labels, confident, rescued = [], [], [], []
+        made = []
         self.eval()
         for part, x in zip(torch.split(index, block), self.labelled_views(client, index, number, block), strict=True):
             with self.autocast():
                 y, sure, rare = assign(self.predict(x), self.thresholds, self.tail)  # Eqs. 4, 14 to 16
             client.report_pseudo_labels(part, y, sure | rare)
-            views.append(x)
-            labels.append(y)
-            confident.append(sure)
-            rescued.append(rare)
+            made.append((x, y, sure, rare))
 
-        kept = storage_order(torch.cat(confident), torch.cat(rescued), h.batch_size)  # Eq. 17
-        fields = {"x": torch.cat(views)[kept], "y": torch.cat(labels)[kept]}
+        views, labels, confident, rescued = (torch.cat(parts) for parts in zip(*made, strict=True))
+        kept = storage_order(confident, rescued, h.batch_size)  # Eq. 17
+        fields = {"x": views[kept], "y": labels[kept]}
         self.counts.copy_(class_counts(fields["y"], len(self.counts)))  # Eq. 19
         return Pass({"pseudo": Stream(index[kept], h.batch_size, {}, fields, shuffle=False, min_batch=h.min_batch)})
 

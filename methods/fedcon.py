@@ -62,12 +62,7 @@ class FedCon(LabelsAtServer, ServerMomentum):
 
     contract_args = {"projector_width": 64}
     needs_labels = True  # the clients use none
-    scopes = {
-        **ServerMomentum.scopes,
-        "model.head": "server",
-        "projector": "personal",
-        "target": "personal",
-    }
+    scopes = {**ServerMomentum.scopes, "model.head": "server", "projector": "personal", "target": "personal"}
     views = {"labelled": {"x": "weak", "x2": "weak"}, "unlabelled": {"x": "weak", "x2": "weak"}}
 
     ramp = StepNumber()  # w(r)

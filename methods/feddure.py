@@ -2,9 +2,8 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from math import sqrt
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -86,11 +85,8 @@ class FedDure(SupervisedFirst, LocalSSL):
     def configure_optimizers(self) -> Any:
         """Return one optimiser each for the local model, C-reg and F-reg."""
         h = self.hparams
-        return [
-            self.make_optimizer(self.model.parameters(), h.lr),
-            self.make_optimizer(self.creg.parameters(), h.creg_lr),
-            self.make_optimizer(self.freg.parameters(), h.freg_lr),
-        ]
+        parts = ((self.model, h.lr), (self.creg, h.creg_lr), (self.freg, h.freg_lr))
+        return [self.make_optimizer(part.parameters(), rate) for part, rate in parts]
 
     def optimizer_scopes(self) -> Sequence[Scope]:
         """The regulators' optimisers are new in every visit."""
@@ -105,8 +101,7 @@ class FedDure(SupervisedFirst, LocalSSL):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Lines 15 to 22 of Algorithm 1; returns the local model's loss."""
-        optimizers: Any = self.optimizers()
-        local, creg, freg = optimizers
+        local, creg, freg = cast(Any, self.optimizers())
         out = self.outputs(batch)
         if not is_joint(batch):
             return self.local_step(local, self.local_loss(batch, out))
@@ -142,10 +137,21 @@ class FedDure(SupervisedFirst, LocalSSL):
     def look_ahead_loss(self, net: nn.Module, u_s: Tensor, z: Tensor, y_hat: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Eqs. 4, 5: a number whose gradient in w is that of ``CE(y, f_d(x; phi^-))``.
 
-        ``phi^- = phi - eta_s d/dphi pseudo_loss(f_d(u^s; phi), y_hat)``, where the network ``net`` is f_d.
+        ``phi^- = phi - eta_s d/dphi pseudo_loss(z, y_hat)``, where the network ``net`` is f_d, and z are its logits
+        ``f_d(u^s; phi)`` with their graph, which is retained. There is no differentiation through a backward pass of
+        the network: with ``v = grad CE(y, f_d(x))`` at phi^- the gradient is that of ``-eta_s <d pseudo_loss / dz,
+        dz>``, where ``dz`` is the directional derivative of the logits along v, since ``pseudo_loss`` depends on phi
+        only through them. Exact for networks without random layers; with dropout, the two passes draw different masks.
+        Parameters and buffers of the network do not change.
         """
-        inner, outer = partial(self.pseudo_loss, y_hat=y_hat), partial(F.cross_entropy, target=y)
-        return look_ahead(net, inner, u_s, z, outer, x, self.hparams.creg_lr)
+        lr, own = self.hparams.creg_lr, {name: p for name, p in net.named_parameters() if p.requires_grad}
+        steps = grad(self.pseudo_loss(z, y_hat), list(own.values()), retain_graph=True, materialize_grads=True)
+        ahead = {n: (own[n].detach() - lr * g).requires_grad_() for n, g in zip(own, steps, strict=True)}
+        v = grad(F.cross_entropy(stateless(net, x, ahead), y), list(ahead.values()), materialize_grads=True)
+        dz = directional_derivative(net, u_s, dict(zip(own, v, strict=True)))
+        leaf = z.detach().to(torch.promote_types(z.dtype, torch.float32)).requires_grad_()
+        (slope,) = grad(self.pseudo_loss(leaf, y_hat), leaf, create_graph=True)
+        return -lr * (slope * dz).sum()
 
     @torch.no_grad()
     def creg_loss(self, x: Tensor, y: Tensor) -> Tensor:
@@ -202,40 +208,6 @@ class WeightNet(nn.Sequential):
 def is_joint(batch: Batch) -> bool:
     """Whether the step trains on labelled and unlabelled images together."""
     return "labelled" in batch and "unlabelled" in batch
-
-
-Objective = Callable[[Tensor], Tensor]
-"""Maps logits ``[B, C]`` to a scalar; an inner one also depends on tensors w."""
-
-
-def look_ahead(
-    net: nn.Module, inner: Objective, u: Tensor, z: Tensor, outer: Objective, x: Tensor, lr: float
-) -> Tensor:
-    """Return a number whose gradient in w is that of ``outer(net(x; ahead))``, the loss after one step.
-
-    ``ahead = phi - lr * d/dphi inner(net(u; phi))`` depends on w through ``inner``. There is no differentiation through
-    a backward pass of the network: with ``v = grad outer`` at ``ahead`` the gradient is that of ``-lr <d inner / dz,
-    dz>``, where ``dz`` is the directional derivative of the logits along v, since ``inner`` depends on the parameters
-    only through the logits. Exact for networks without random layers; with dropout, the two passes draw different
-    masks. Parameters and buffers of the network do not change.
-
-    Args:
-        net: the network with the parameters phi.
-        inner: objective of the step.
-        u: images of the inner objective.
-        z: ``net(u)`` with its graph, which is retained.
-        outer: objective after the step.
-        x: images of the outer objective.
-        lr: size of the step.
-    """
-    own = {name: p for name, p in net.named_parameters() if p.requires_grad}
-    steps = grad(inner(z), list(own.values()), retain_graph=True, materialize_grads=True)
-    ahead = {n: (own[n].detach() - lr * g).requires_grad_() for n, g in zip(own, steps, strict=True)}
-    v = grad(outer(stateless(net, x, ahead)), list(ahead.values()), materialize_grads=True)
-    dz = directional_derivative(net, u, dict(zip(own, v, strict=True)))
-    leaf = z.detach().to(torch.promote_types(z.dtype, torch.float32)).requires_grad_()
-    (slope_of_inner,) = grad(inner(leaf), leaf, create_graph=True)
-    return -lr * (slope_of_inner * dz).sum()
 
 
 def directional_derivative(net: nn.Module, x: Tensor, direction: Mapping[str, Tensor]) -> Tensor:

@@ -1,7 +1,7 @@
 """FedMatch: weights split into a supervised and an unsupervised part, and helpers that vote on labels."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -161,8 +161,7 @@ class FedMatch(LabelsAtServer, ServerMomentum):
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """Take a step of sigma on the labelled images, then one of psi on the unlabelled ones."""
-        optimizers: Any = self.optimizers()
-        of_sigma, of_psi = optimizers
+        of_sigma, of_psi = cast(Any, self.optimizers())
         total = torch.zeros((), device=self.device)
         if "labelled" in batch:
             total = total + self.descend(of_sigma, self.labelled_loss(batch["labelled"]))

@@ -87,12 +87,10 @@ class FedRGD(FixMatch):
     def aggregate(self, uploads: Sequence[Upload]) -> None:
         """Compute each group's mean and the mean of these; a group without uploads keeps its slot."""
         means: dict[int, dict[str, Tensor]] = {}
-        for group in range(len(self.groups)):
+        for group in sorted({upload.visit.cohort for upload in uploads}):
             members = [upload for upload in uploads if upload.visit.cohort == group]
-            if members:
-                means[group] = weighted_mean([upload.tensors for upload in members], self.weights(members))
+            means[group] = weighted_mean([upload.tensors for upload in members], self.weights(members))
         super().aggregate([Upload(Visit(cohort=group), mean, 1.0) for group, mean in means.items()])
-        if not len(self.slots):
-            return
-        for group, mean in means.items():
-            self.load_tensors({held: mean[shared] for shared, held in self.in_slot(group).items()})
+        if len(self.slots):
+            for group, mean in means.items():
+                self.load_tensors({held: mean[shared] for shared, held in self.in_slot(group).items()})

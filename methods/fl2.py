@@ -13,7 +13,6 @@ from methods.fixmatch import FixMatch
 from methods.parts.tensors import divergence, masked_mean, set_gradient, wide
 
 Tensors = Mapping[str, Tensor]
-ETA = 0.01
 
 
 class FL2(FixMatch):
@@ -197,7 +196,7 @@ def gradients(loss: Tensor, at: Tensors, retain_graph: bool = False) -> dict[str
     return {name: gradient for name, gradient in zip(at, found, strict=True) if gradient is not None}
 
 
-def asam(parameters: Tensors, gradients: Tensors, rho: float, eta: float = ETA) -> dict[str, Tensor]:
+def asam(parameters: Tensors, gradients: Tensors, rho: float, eta: float = 0.01) -> dict[str, Tensor]:
     """eps: ``rho s^2 g / (|s g| + 1e-16)`` with ``s = |w| + eta`` (Kwon et al., ICML 2021; (FL)2, released code).
 
     Every parameter with ``weight`` in its name is scaled, including that of batch norm; for all others s = 1. A zero
@@ -227,6 +226,5 @@ def joint_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 def moved(weights: Tensors, eps: Tensors) -> dict[str, Tensor]:
     """Return ``W + eps`` as new leaf tensors by name; copies where eps has no entry."""
-    at = {name: weight.detach() for name, weight in weights.items()}
-    leaves = {name: value + eps[name] if name in eps else value.clone() for name, value in at.items()}
-    return {name: leaf.requires_grad_() for name, leaf in leaves.items()}
+    at = {name: weight + eps[name] if name in eps else weight.clone() for name, weight in weights.items()}
+    return {name: weight.detach().requires_grad_() for name, weight in at.items()}

@@ -113,9 +113,8 @@ class LocalSSL(FedMethod):
         h = self.hparams
         streams = super().streams(data)
         if "unlabelled" in streams:
-            rule = unlabelled_batch(
-                len(data.labelled), len(data.unlabelled), h.batch_size, self.few_steps, self.batch_cap
-            )
+            sizes = len(data.labelled), len(data.unlabelled)
+            rule = unlabelled_batch(*sizes, h.batch_size, self.few_steps, self.batch_cap)
             streams["unlabelled"].batch_size = h.unlabelled_bs or rule
             streams["unlabelled"].fields = {} if data.revealed is None else {"y": data.revealed}
         return streams

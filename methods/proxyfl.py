@@ -1,7 +1,6 @@
 """ProxyFL: classifier rows as proxies of the classes, tuned at the server and used as targets for undecided images."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.common.errors import ConfigError
-from methods.base import Batch, FedMethod, Site, StepNumber, Upload, Visit
+from methods.base import Batch, Site, StepNumber, Upload, Visit
 from methods.models.backbone import Backbone
 from methods.parts.joint_steps import JointSteps
 from methods.parts.tensors import one_hot, smoothed_divergence
@@ -107,7 +106,8 @@ class ProxyFL(JointSteps):
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
         """Return logits by field, and ``features [R, d]`` of all rows: labelled, weak, strong."""
-        with inputs_of(classifier(self.model)) as seen:
+        seen: list[Tensor] = []
+        with classifier(self.model).register_forward_pre_hook(lambda _, given: seen.append(given[0])):
             out = super().outputs(batch)
         return {**out, "features": seen[-1]}
 
@@ -159,14 +159,9 @@ class ProxyFL(JointSteps):
         every, known_rows = torch.cat(rows), torch.cat(known)
         sets = class_sets(every, known_rows, self.prior)
         weights = torch.where(known_rows[:, None], sets.to(every.dtype), every * sets)
-        z, w = self.projected(out["features"])
-        return icpl(z, w, weights, sets)[-2 * len(p) :].mean()
-
-    def projected(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return rows z ``[R, d]`` and proxies w ``[C, d]``, both of length 1."""
         assert self.feat_proj is not None and self.proxy_proj is not None
-        z, w = self.feat_proj(features.to(self.dtype)), self.proxy_proj(classifier(self.model).weight)
-        return F.normalize(z), F.normalize(w)
+        z, w = self.feat_proj(out["features"].to(self.dtype)), self.proxy_proj(classifier(self.model).weight)
+        return icpl(F.normalize(z), F.normalize(w), weights, sets)[-2 * len(p) :].mean()
 
     def make_upload(self, client: Site) -> Upload | None:
         """Return the model and the client's class counts."""
@@ -184,7 +179,8 @@ class ProxyFL(JointSteps):
         self.prior.copy_(self.next_prior(torch.stack([upload.stats["counts"] for upload in uploads])))
         self.tally("prior", self.prior)
         if self.hparams.gpt_epochs:
-            proxies, name = classifier(self.model).weight, classifier_name(self)
+            proxies = classifier(self.model).weight
+            name = next(name for name, parameter in self.named_parameters() if parameter is proxies)
             rows = torch.stack([upload.tensors[name] for upload in uploads])
             tuned = self.tuned(rows.cpu(), proxies.cpu())
             self.tally("gpt/stretch", (tuned.norm(dim=1) / proxies.cpu().norm(dim=1)).mean())
@@ -223,23 +219,6 @@ def classifier(model: Backbone) -> nn.Linear:
             "network that ends in one"
         )
     return layers[-1]
-
-
-def classifier_name(method: FedMethod) -> str:
-    """Return the registered name of the classifier's weight."""
-    proxies = classifier(method.model).weight
-    return next(name for name, parameter in method.named_parameters() if parameter is proxies)
-
-
-@contextmanager
-def inputs_of(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Record a layer's inputs while the context is open, one entry per call."""
-    seen: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    try:
-        yield seen
-    finally:
-        hook.remove()
 
 
 def class_sets(p: Tensor, decided: Tensor, prior: Tensor) -> Tensor:

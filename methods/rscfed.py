@@ -93,9 +93,7 @@ class RSCFed(SharpenedTeacher):
             raise ConfigError(f"clients of sizes {sizes}: the distance is divided by the number of images")
         beta = h.dma_beta_labelled if any(labelled) else h.dma_beta_unlabelled
         factors = [h.labelled_multiplier if has and not fixed_share else 1.0 for has in labelled]
-        prior = sizes
-        if h.labelled_weight_mode == "squared":
-            prior = [size * factor for size, factor in zip(sizes, factors, strict=True)]
+        prior = [n * a for n, a in zip(sizes, factors, strict=True)] if h.labelled_weight_mode == "squared" else sizes
 
         average = weighted_mean(states, prior)  # Eq. 5
         distances = torch.stack([tensor_distance(state, average, h.dma_distance) for state in states]).tolist()

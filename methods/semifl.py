@@ -1,6 +1,5 @@
 """SemiFL: alternate training with fixed pseudo-labels and mixup."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -82,17 +81,17 @@ class SemiFL(FixMatch):
             self.lam = self.lambdas.beta(ALPHA, ALPHA)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Any:
-        """Return the loss of ``FixMatch`` (the fix term, and labels if any) plus the mix term."""
+        """Return the loss of ``FixMatch`` (the fix term, and labels if any) plus the mix term.
+
+        The mix term is the mixup loss of the two sets' weak views, paired by position.
+        """
         loss = super().training_step(batch, batch_idx)
         if "mix" in batch:
-            loss = loss + self.hparams.mix_weight * self.mix_loss(batch["unlabelled"], batch["mix"])
+            lam, fix, mix = self.lam, batch["unlabelled"], batch["mix"]
+            logits = self(lam * fix["weak"] + (1.0 - lam) * mix["weak"])
+            mixed = lam * F.cross_entropy(logits, fix["y"]) + (1.0 - lam) * F.cross_entropy(logits, mix["y"])
+            loss = loss + self.hparams.mix_weight * mixed
         return loss
-
-    def mix_loss(self, fix: Mapping[str, Tensor], mix: Mapping[str, Tensor]) -> Tensor:
-        """Mixup loss of the two sets' weak views, paired by position."""
-        lam = self.lam
-        logits = self(lam * fix["weak"] + (1.0 - lam) * mix["weak"])
-        return lam * F.cross_entropy(logits, fix["y"]) + (1.0 - lam) * F.cross_entropy(logits, mix["y"])
 
     def make_upload(self, client: Site) -> Upload | None:
         """Return the model, unless the client had nothing to train on."""

@@ -1,6 +1,7 @@
 """Checks of options: by the annotations of a constructor, and a data module's in combination."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -89,10 +90,8 @@ def check_arguments(cls: type, values: Mapping[str, Any]) -> None:
 def _adapters(cls: type) -> dict[str, TypeAdapter[Any]]:
     hints: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        try:
+        with suppress(NameError, TypeError):  # names that only a type checker imports
             hints |= get_type_hints(vars(base).get("__init__", object), include_extras=True)
-        except (NameError, TypeError):  # names that only a type checker imports
-            continue
     return {name: TypeAdapter(hint) for name, hint in hints.items() if _limits(hint)}
 
 

@@ -3,10 +3,6 @@
 from datamodules.common.errors import ConfigError
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")
-_REFUSED = {
-    "bf16-true": "weights, momentum and aggregates would lose small updates; use bf16-mixed",
-    "16-true": "weights, momentum and aggregates would lose small updates; use bf16-mixed",
-}
 
 
 def check_precision(precision: str, alone: bool = False) -> None:
@@ -25,5 +21,7 @@ def check_precision(precision: str, alone: bool = False) -> None:
             "fused optimisers unscale them in their steps; use bf16-mixed, or 16-mixed in a federation"
         )
     if precision not in PRECISIONS:
-        why = _REFUSED.get(precision, f"it is not one of {', '.join(PRECISIONS)}")
+        why = f"it is not one of {', '.join(PRECISIONS)}"
+        if precision in ("bf16-true", "16-true"):
+            why = "weights, momentum and aggregates would lose small updates; use bf16-mixed"
         raise ConfigError(f"precision '{precision}' cannot be used: {why}")

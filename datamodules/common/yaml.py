@@ -81,17 +81,13 @@ _Loader.yaml_implicit_resolvers = {
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.whole_number)
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(?:true|false|True|False)$"), list("tfTF"))
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:int",
-    re.compile(r"^[-+]?\d+(?:_\d+)*$|^0o[0-7]+$|^0x[\da-fA-F]+$"),
-    list("-+0123456789"),
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN)$"),
-    list("-+0123456789."),
-)
+_FLOAT = r"^[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN)$"
+for _kind, _form, _starts in (
+    ("bool", "^(?:true|false|True|False)$", "tfTF"),
+    ("int", r"^[-+]?\d+(?:_\d+)*$|^0o[0-7]+$|^0x[\da-fA-F]+$", "-+0123456789"),
+    ("float", _FLOAT, "-+0123456789."),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_form), list(_starts))
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc,unused-ignore]

@@ -12,20 +12,11 @@ from numpy.typing import NDArray
 from datamodules.common import streams
 from datamodules.common.errors import ConfigError, DataError
 from datamodules.common.options import LABEL_OPTIONS
+from datamodules.partition import split
 from datamodules.partition.given import NOBODY, Given, read_clients
 from datamodules.partition.lists import NOTHING, Positions
 from datamodules.partition.partition import Partition
 from datamodules.partition.sites import HIDDEN
-from datamodules.partition.split import (
-    Labels,
-    class_members,
-    dirichlet,
-    dirichlet_per_client,
-    iid,
-    labelled_pool,
-    pairs,
-    pick_labelled,
-)
 
 Options = Mapping[str, Any]
 """Options of ``FSSLDataModule`` by name (documented there)."""
@@ -174,13 +165,11 @@ def balanced_holdout(options: Options, labels: Positions, seed: int) -> Position
     count, classes = options["balanced_holdout"], int(labels.max()) + 1
     if not count:
         return NOTHING
-    most = int(np.bincount(labels).min()) - 1
-    if count % classes or count // classes > most:
-        raise ConfigError(
-            f"data.balanced_holdout={count}: give a multiple of {classes} classes, up to {most * classes}"
-        )
+    most = (int(np.bincount(labels).min()) - 1) * classes
+    if count % classes or count > most:
+        raise ConfigError(f"data.balanced_holdout={count}: give a multiple of {classes} classes, up to {most}")
     rng = RandomState(streams.derive_seed(seed, "balanced_holdout") % 2**32)
-    held, _ = labelled_pool(labels, count // classes, rng)
+    held, _ = split.labelled_pool(labels, count // classes, rng)
     return np.sort(held)
 
 
@@ -223,7 +212,7 @@ class Draw:
     """
 
     options: Options
-    labels: Labels
+    labels: split.Labels
     rng: RandomState
     owners: Positions | None = None
 
@@ -250,12 +239,11 @@ class Draw:
         rng = self.rng if o["split_seed"] is None else RandomState(o["split_seed"])
         kind = kind or o["partition"]
         if kind == "iid":
-            remainder, stratified = o["iid_remainder"], o["iid_stratified"]
-            parts = iid(labels, num_clients, rng, remainder, o["iid_permutations"], stratified)
+            parts = split.iid(labels, num_clients, rng, o["iid_remainder"], o["iid_permutations"], o["iid_stratified"])
         elif kind == "pairs":
-            parts = pairs(labels, num_clients, o["beta"], rng, o["split_classes"])
+            parts = split.pairs(labels, num_clients, o["beta"], rng, o["split_classes"])
         else:
-            rule = dirichlet if o["partition_variant"] == "per_class" else dirichlet_per_client
+            rule = split.dirichlet if o["partition_variant"] == "per_class" else split.dirichlet_per_client
             parts = rule(labels, num_clients, o["beta"], rng, o["split_classes"], o["min_size"], o["shuffle"])
         return [pool[part] for part in parts]
 
@@ -298,18 +286,15 @@ class Draw:
         else:
             parts = self.spread(np.arange(len(labels)), before or clients)
             if self.owners is None:
-                parts = [parts[k] for k in pick_labelled(parts, labels, o["labelled_pick"], picked, rng)]
+                parts = [parts[k] for k in split.pick_labelled(parts, labels, o["labelled_pick"], picked, rng)]
                 parts = parts if len(parts) == clients else parts[:picked]
             else:
-                chosen = set(pick_labelled(parts, labels, o["labelled_pick"], labelled, rng)[:labelled].tolist())
+                chosen = set(split.pick_labelled(parts, labels, o["labelled_pick"], labelled, rng)[:labelled].tolist())
         if len(parts) < clients:
             parts += self.spread(_rest(labels, parts), clients - len(parts))
-        return Partition(
-            [part if k in chosen else NOTHING for k, part in enumerate(parts)],
-            [NOTHING if k in chosen else part for k, part in enumerate(parts)],
-            NOTHING,
-            _rest(labels, [parts[k] for k in chosen]),
-        )
+        first = [part if k in chosen else NOTHING for k, part in enumerate(parts)]
+        second = [NOTHING if k in chosen else part for k, part in enumerate(parts)]
+        return Partition(first, second, NOTHING, _rest(labels, first))
 
     def _labels_at_server(self) -> Partition:
         """Give the server ``num_labels`` class-balanced labelled images and spread all others over the clients."""
@@ -362,7 +347,7 @@ class Draw:
             way = f"choose {near} or {near + classes}"
             raise DataError(f"num_labels={num_labels} is not a multiple of {classes} classes: {way}")
         rng = self.rng if self.options["labelled_pool_order"] == "shuffled" else None
-        return labelled_pool(self.labels, num_labels // classes, rng, "class" if by_class else "dataset")
+        return split.labelled_pool(self.labels, num_labels // classes, rng, "class" if by_class else "dataset")
 
     def _first_of_each_class(self, part: Positions) -> tuple[Positions, int]:
         """A client's images, the first of every class in front, and the number of these."""
@@ -374,7 +359,7 @@ class Draw:
 
     def _with_counts(self, counts: Sequence[int], others: int) -> Positions:
         """Random images, so many of each class, of a client beside ``others``."""
-        members = class_members(self.labels)
+        members = split.class_members(self.labels)
         most = list(map(len, members))
         fits = len(counts) == len(most) and all(0 <= n <= there for n, there in zip(counts, most, strict=True))
         if not fits or not 0 < sum(counts) <= len(self.labels) - others:
@@ -387,6 +372,6 @@ class Draw:
         return np.concatenate([positions[:n] for positions, n in zip(members, counts, strict=True)])
 
 
-def _rest(labels: Labels, taken: Sequence[Positions]) -> Positions:
+def _rest(labels: split.Labels, taken: Sequence[Positions]) -> Positions:
     """Return the positions not in ``taken``, ascending."""
     return np.setdiff1d(np.arange(len(labels)), np.concatenate(taken))

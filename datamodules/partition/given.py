@@ -102,8 +102,7 @@ def read_clients(file: str, num_samples: int) -> Given:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON, in which each name stands once."""
-    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
-    if twice:
+    if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
         raise DataError(f"{twice[0]!r} occurs twice")
     return dict(pairs)
 

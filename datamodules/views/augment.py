@@ -77,10 +77,26 @@ class Geometry:
         return images.expand(-1, -1, -1, 3).contiguous()
 
     def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Cut one window per entry of `index` (int64 [B], positions in `prepared`): uint8 [B, h, w, C]."""
-        if self.crop is None:
+        """Cut one window per entry of `index` (int64 [B], positions in `prepared`): uint8 [B, h, w, C].
+
+        All windows are cut in one gather. Draws, in this order, the top edges, the left edges and, unless `flip` is 0,
+        the mirror coins. Raises `RunError` if there is something to draw, but no generator.
+        """
+        side = self.crop
+        if side is None:
             return prepared.index_select(0, index)
-        return random_windows(prepared, index, self.crop, self.flip, generator)
+        generator = _required(generator)
+        count, (_, full_height, full_width, channels) = len(index), prepared.shape
+        device = prepared.device
+        top = torch.randint(full_height - side + 1, (count,), generator=generator, device=device)
+        left = torch.randint(full_width - side + 1, (count, 1), generator=generator, device=device)
+        column = torch.arange(side, device=device)
+        if self.flip > 0:
+            mirrored = torch.rand((count, 1), generator=generator, dtype=torch.float32, device=device) < self.flip
+            column = torch.where(mirrored, side - 1 - column, column)
+        row = (index * full_height + top)[:, None] + torch.arange(side, device=device)
+        pixel = (row * full_width)[:, :, None] + (left + column)[:, None, :]
+        return prepared.view(-1, channels).index_select(0, pixel.view(-1)).view(count, side, side, channels)
 
 
 @dataclass(frozen=True)
@@ -213,29 +229,6 @@ def reflect_pad(images: Tensor, pad: int) -> Tensor:
         position = torch.arange(-pad, last + pad + 1, device=images.device).abs()
         images = images.index_select(axis, last - (last - position).abs())
     return images
-
-
-def random_windows(
-    prepared: Tensor, index: Tensor, side: int, flip: float, generator: torch.Generator | None
-) -> Tensor:
-    """Cut one uniformly placed window per image and mirror it with probability `flip`, in one gather.
-
-    `prepared` is uint8 [N, H, W, C], `index` int64 [B]; returns uint8 [B, side, side, C]. Draws, in this
-    order, the top edges, the left edges and, unless `flip` is 0, the mirror coins. Raises `RunError`
-    without a generator.
-    """
-    generator = _required(generator)
-    count, (_, full_height, full_width, channels) = len(index), prepared.shape
-    device = prepared.device
-    top = torch.randint(full_height - side + 1, (count,), generator=generator, device=device)
-    left = torch.randint(full_width - side + 1, (count, 1), generator=generator, device=device)
-    column = torch.arange(side, device=device)
-    if flip > 0:
-        mirrored = torch.rand((count, 1), generator=generator, dtype=torch.float32, device=device) < flip
-        column = torch.where(mirrored, side - 1 - column, column)
-    row = (index * full_height + top)[:, None] + torch.arange(side, device=device)
-    pixel = (row * full_width)[:, :, None] + (left + column)[:, None, :]
-    return prepared.view(-1, channels).index_select(0, pixel.view(-1)).view(count, side, side, channels)
 
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -71,9 +72,8 @@ def streams_of(
     if "unlabelled" in views and len(data.unlabelled) >= min_batch:
         streams["unlabelled"] = Stream(data.unlabelled, batch_size, views["unlabelled"], min_batch=min_batch)
     if "labelled" in views and len(data.labelled):
-        labels, cycle = {"y": data.labels}, "unlabelled" in streams
-        own = Stream(data.labelled, batch_size, views["labelled"], labels, cycle=cycle, min_batch=min_batch)
-        streams["labelled"] = own
+        y, cycle = {"y": data.labels}, "unlabelled" in streams
+        streams["labelled"] = Stream(data.labelled, batch_size, views["labelled"], y, cycle=cycle, min_batch=min_batch)
     return streams
 
 
@@ -120,10 +120,7 @@ def _walk(stream: Stream, data: Any, order: torch.Generator, augment: torch.Gene
 
 
 def epoch(
-    streams: Mapping[str, Stream],
-    data: Any,
-    generator: Callable[[str], torch.Generator],
-    steps: int | None = None,
+    streams: Mapping[str, Stream], data: Any, generator: Callable[[str], torch.Generator], steps: int | None = None
 ) -> Iterator[Batch]:
     """Iterate over one pass: one batch per stream and step, until ``steps`` or the shortest stream without ``cycle``.
 
@@ -138,21 +135,11 @@ def epoch(
         ConfigError: every stream cycles and the number of steps is not given.
     """
     live = {name: s for name, s in streams.items() if s.usable}
-    if not live:
-        return
-    if steps is None and all(s.cycle for s in live.values()):
+    if live and steps is None and all(s.cycle for s in live.values()):
         raise ConfigError("every stream of the client cycles: the pass needs a number of steps")
     walks = {}
     for name, stream in live.items():
         draws = stream.draws or name
         walks[name] = _walk(stream, data, generator(f"order/{draws}"), generator(f"augment/{draws}"))
-    step = 0
-    while steps is None or step < steps:
-        batch = {}
-        for name, walk in walks.items():
-            samples = next(walk, None)
-            if samples is None:
-                return
-            batch[name] = samples
-        yield batch
-        step += 1
+    for samples in islice(zip(*walks.values(), strict=False), steps):
+        yield dict(zip(walks, samples, strict=True))

@@ -50,7 +50,6 @@ class Look:
 
 
 Views = Mapping[str, View | FeatureView]
-Pipeline = Callable[[Look], Views]
 Windows = Callable[[Look], dict[str, View]]
 
 
@@ -130,7 +129,7 @@ def feature_copies(look: Look) -> dict[str, FeatureView]:
     return {"weak": weak, "strong": FeatureView(1 + WEAK_COPIES, None), "cutout": weak, "test": FeatureView()}
 
 
-_ALL: tuple[Pipeline, ...] = (
+_ALL: tuple[Callable[[Look], Views], ...] = (
     zoom_crop_flip, pad_crop_flip, randaugment_uniform, randaugment_maximal, randaugment_levels,
     randaugment_levels_cutout, randaugment_affine, randaugment_grid, feature_versions, feature_copies,
 )  # fmt: skip

@@ -18,16 +18,6 @@ Op = Callable[[Tensor, Tensor], Tensor]
 """Maps images uint8 [b, h, w, 3] and magnitudes float64 [b] (boxes: [b, 3]) to images of the same shape."""
 
 
-def identity(images: Tensor, v: Tensor) -> Tensor:
-    """Return the images."""
-    return images
-
-
-def invert(images: Tensor, v: Tensor) -> Tensor:
-    """Replace every value x by 255 - x."""
-    return 255 - images
-
-
 def solarize(images: Tensor, v: Tensor) -> Tensor:
     """Invert the values that are at least `v`."""
     return torch.where(images < _per_image(v.ceil().to(torch.int16)), images, 255 - images)
@@ -256,10 +246,10 @@ def _interpolate(pixels: list[Tensor], t: Tensor) -> Tensor:
 GREY = (127, 127, 127)
 
 OPS: dict[str, Op] = {
-    "identity": identity,
+    "identity": lambda images, v: images,
     "autocontrast": autocontrast,
     "equalize": equalize,
-    "invert": invert,
+    "invert": lambda images, v: 255 - images,
     "solarize": solarize,
     "posterize": posterize,
     "brightness": brightness,

@@ -38,14 +38,19 @@ class BatchByBatch(CBAFed):
         return [Pass({"unlabelled": everything})] * int(h.local_epochs)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the mean cross-entropy of the batch's kept images, and add them to the class counts."""
+        """Return the mean cross-entropy of the batch's kept images, and add them to the class counts.
+
+        It is 0 if none are kept; no gradient flows through the labels.
+        """
         if "unlabelled" not in batch:
             return super().training_step(batch, batch_idx)
         samples = batch["unlabelled"]
-        loss, labels, kept = batch_loss(wide(self(samples["x"])), self.thresholds, self.tail)
+        logits = wide(self(samples["x"]))
+        labels, confident, rescued = assign(logits.detach().softmax(dim=1), self.thresholds, self.tail)
+        kept = confident | rescued
         self.counts.add_(class_counts(labels, len(self.counts), kept) / self.hparams.local_epochs)
         self.report_pseudo_labels(samples["index"], labels, kept)
-        return loss
+        return masked_mean(F.cross_entropy(logits, labels, reduction="none"), kept)
 
 
 class PlainImages(CBAFed):
@@ -79,14 +84,3 @@ class WarmUpAtClients(CBAFed):
         """Apply the residual connection over rounds only after the warm-up."""
         if not self.is_warmup(round):
             super().connect(round)
-
-
-def batch_loss(logits: Tensor, thresholds: Tensor, tail: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Label a batch with the model being trained: loss, pseudo-labels ``[B]``, and which are kept (bool ``[B]``).
-
-    The loss is the mean cross-entropy of the kept ones, 0 if there are none; no gradient flows through the labels.
-    """
-    labels, confident, rescued = assign(logits.detach().softmax(dim=1), thresholds, tail)
-    kept = confident | rescued
-    losses = F.cross_entropy(logits, labels, reduction="none")
-    return masked_mean(losses, kept), labels, kept

@@ -47,14 +47,9 @@ class CountedSteps(FedDB):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        num_classes: int,
-        steps_per_epoch: int = 1,
-        unlabelled_bs: int | None = None,
-        **base: Any,
+        self, model: nn.Module, steps_per_epoch: int = 1, unlabelled_bs: int | None = None, **base: Any
     ) -> None:
-        super().__init__(model, num_classes, **base)
+        super().__init__(model, **base)
 
     def local_work(self, client: Site) -> LocalWork:
         """Return the streams of ``FedDB``, restarted until the steps are taken."""

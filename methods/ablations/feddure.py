@@ -4,7 +4,7 @@ A regulator that a variant does not use still exists, but no step uses it.
 """
 
 from math import cos, pi
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,15 +24,13 @@ class WithoutCReg(FedDure):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Eqs. 1 and 4 to 7 with the local model in C-reg's place; returns the loss."""
-        optimizers: Any = self.optimizers()
-        local, _, freg = optimizers
+        local, _, freg = cast(Any, self.optimizers())
         out = self.outputs(batch)
         if is_joint(batch):
             x, y, u_s = batch["labelled"]["x"], batch["labelled"]["y"], batch["unlabelled"]["strong"]
             z, y_hat = stateless(self.model, u_s), out["weak"].detach().argmax(dim=1)
             self.descend(freg, self.look_ahead_loss(self.model, u_s, z, y_hat, x, y))
-        loss = self.local_loss(batch, out)
-        return self.local_step(local, loss)
+        return self.local_step(local, self.local_loss(batch, out))
 
 
 class WithoutFReg(FedDure):
@@ -44,8 +42,7 @@ class WithoutFReg(FedDure):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Eqs. 1 to 3 and 7 to 10 without weights; returns the local model's loss."""
-        optimizers: Any = self.optimizers()
-        local, creg, _ = optimizers
+        local, creg, _ = cast(Any, self.optimizers())
         out = self.outputs(batch)
         loss = self.local_loss(batch, out)
         if is_joint(batch):
@@ -77,10 +74,8 @@ class Released(WithoutFReg):
     view_of_creg = "weak"
     view_of_feedback = "strong"
 
-    def __init__(
-        self, model: nn.Module, num_classes: int, warmup_steps: int = 10, creg_wait: int = 2, **base: Any
-    ) -> None:
-        super().__init__(model, num_classes, **base)
+    def __init__(self, model: nn.Module, warmup_steps: int = 10, creg_wait: int = 2, **base: Any) -> None:
+        super().__init__(model, **base)
         self.require("a number, for the schedule", steps_per_visit=self.hparams.steps_per_visit is not None)
 
     def configure_optimizers(self) -> Any:
@@ -96,8 +91,7 @@ class Released(WithoutFReg):
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Set this step's rates: the local model's schedule counts all steps of the visit, C-reg's the joint ones."""
-        made: Any = self.lr_schedulers()
-        local, creg = made
+        local, creg = cast(Any, self.lr_schedulers())
         if self.trainer.global_step > 0:
             local.step()
         if is_joint(batch) and self.joint_steps > 0:

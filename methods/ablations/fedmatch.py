@@ -34,11 +34,9 @@ class OwnEntriesKept(FedMatch):
 
     def remember(self, uploads: Sequence[Upload]) -> dict[int, dict[str, Tensor]]:
         """Keep all weights of every client."""
+        sigma = [f"model.{name}" for name in self.sigma()]
         return {
-            upload.visit.client: {
-                "psi": self.flat_psi(upload),
-                "sigma": flat(upload.tensors[f"model.{name}"] for name in self.sigma()),
-            }
+            upload.visit.client: {"psi": self.flat_psi(upload), "sigma": flat(upload.tensors[name] for name in sigma)}
             for upload in uploads
         }
 
