@@ -242,13 +242,9 @@ class FedMethod(L.LightningModule):
             lr: its rate; default: ``learning_rate``.
         """
         h = self.hparams
+        rate = self.learning_rate() if lr is None else lr
         return torch.optim.SGD(
-            parameters,
-            lr=self.learning_rate() if lr is None else lr,
-            momentum=h.momentum,
-            nesterov=h.nesterov,
-            weight_decay=h.weight_decay,
-            fused=True,
+            parameters, lr=rate, momentum=h.momentum, nesterov=h.nesterov, weight_decay=h.weight_decay, fused=True
         )
 
     def optimizer_scopes(self) -> Sequence[Scope]:
@@ -262,10 +258,7 @@ class FedMethod(L.LightningModule):
         return ["local" if self.hparams.get("reset_momentum") else "personal"]
 
     def configure_gradient_clipping(
-        self,
-        optimizer: Any,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         """Scale the optimiser's gradients to a total L2 norm of ``clip_norm`` at most, without reading it back.
 
@@ -461,17 +454,5 @@ class FedMethod(L.LightningModule):
         return any(group["lr"] is value for group in groups)
 
 
-__all__ = [
-    "SERVER",
-    "Batch",
-    "FedMethod",
-    "LocalWork",
-    "Pass",
-    "Scope",
-    "Site",
-    "StepNumber",
-    "Stream",
-    "Tally",
-    "Upload",
-    "Visit",
-]
+__all__ = ["SERVER", "Batch", "FedMethod", "LocalWork", "Pass", "Scope"]
+__all__ += ["Site", "StepNumber", "Stream", "Tally", "Upload", "Visit"]

@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from benchmark.contract.attributes import different, own_modules
 from benchmark.contract.federations import ROUNDS, Subject, by_place, require_equal, rounds_until, some_visits
 from benchmark.contract.isolation import noise, unlabelled
-from benchmark.federation import loop
+from benchmark.federation import collectives
 from benchmark.federation.fit import Fit, OptimizerStates, kept_states, load_states
 from benchmark.federation.loop import Federation
 from benchmark.federation.replay import RecordedStep, Replay
@@ -319,7 +319,7 @@ def differences(subject: Subject, circumstances: Collection[str]) -> list[str]:
             there: Any = SimpleNamespace(loggers=[], global_rank=1, world_size=3)
             seat.site._context = replace(seat.context, fabric=there)
         if ORDER in circumstances:
-            stack.enter_context(patch.object(loop, "assign", backwards))
+            stack.enter_context(patch.object(collectives, "assign", backwards))
         if SCALE in circumstances:
             seat.method._engine.loss_scaler = LossScaler(torch.device("cpu"))
         return subject.differences(federation, 2, OVERFLOW if SCALE in circumstances else ())

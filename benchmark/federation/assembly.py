@@ -53,13 +53,8 @@ def make_method(run: Run, data: FSSLDataModule, num_clients: int, num_images: in
     model = models.build(config.model, data.num_classes, **(shape | config.model_args))
     image_shape = [data.feature_dim] if data.feature_dim else [channels, *[data.image_size] * 2]
     check_network(config.model, model, image_shape, data.num_classes)
-    known = {
-        "model": model,
-        "num_classes": data.num_classes,
-        "num_clients": num_clients,
-        "num_images": num_images,
-        "image_shape": image_shape,
-    }
+    counts = {"num_classes": data.num_classes, "num_clients": num_clients, "num_images": num_images}
+    known: dict[str, Any] = {"model": model, "image_shape": image_shape, **counts}
     needed = parameters(run.class_of("method"))
     method: FedMethod = build(config.method, "method", **{name: known[name] for name in needed if name in known})
     if static_norms(method) and type(method).refresh_norm is FedMethod.refresh_norm:
@@ -149,10 +144,9 @@ def check_network(name: str, model: nn.Module, image_shape: list[int], num_class
     Raises:
         ConfigError: it fails, or does not return logits ``[2, num_classes]``.
     """
-    images = torch.zeros(2, *image_shape)
     try:
         with preserve_modes(model), torch.no_grad():
-            logits = model.eval()(images)
+            logits = model.eval()(torch.zeros(2, *image_shape))
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"model {name} fails on two images of shape {image_shape}: {reason}") from error

@@ -29,7 +29,6 @@ from datamodules.common.errors import RunError
 from datamodules.common.files import named, replacing
 
 MAGIC = b"fssl-bench checkpoint 2\n"
-DIGEST_BYTES = 32
 PER_CLIENT = ("clients", "memory")  # parts of a state that are stored by client, one file each
 SHARE = 0.02  # of the time, the most that is spent on saving
 
@@ -283,8 +282,7 @@ def _parted(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Key, Any]]:
 def _changed(state: Mapping[str, Any], key: Key) -> int | None:
     """The last round that has changed what a client keeps, if the state says so; one of an older version does not."""
     part, client = key
-    changed: int | None = state.get("changed", {}).get(part, {}).get(client)
-    return changed
+    return state.get("changed", {}).get(part, {}).get(client)
 
 
 def _head(path: Path) -> dict[str, Any]:
@@ -293,7 +291,7 @@ def _head(path: Path) -> dict[str, Any]:
     Raises:
         Damaged: it cannot be read, or its checksum is wrong.
     """
-    start = len(MAGIC) + DIGEST_BYTES
+    start = len(MAGIC) + hashlib.sha256().digest_size
     raw = read_intact(path)
     if raw[: len(MAGIC)] != MAGIC or hashlib.sha256(raw[start:]).digest() != raw[len(MAGIC) : start]:
         raise Damaged(f"{path.parent.name}/{path.name} is damaged")

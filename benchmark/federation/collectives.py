@@ -99,8 +99,7 @@ def wait_for_all(fabric: Fabric) -> None:
 
 def from_first(fabric: Fabric, mine: Found) -> Found:
     """The first process's value, in every process, with its tensors on this process's device."""
-    first: Found = all_gather(fabric, mine if fabric.is_global_zero else None)[0]
-    return first
+    return all_gather(fabric, mine if fabric.is_global_zero else None)[0]
 
 
 def spread(fabric: Fabric, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:

@@ -125,7 +125,7 @@ class Engine:
 
     def send(self, visit: Visit, server: Mapping[str, Tensor]) -> Sent:
         """What the method's ``broadcast`` sends to the visited client."""
-        with self.hook_context("broadcast to", visit.round, visit):
+        with self.hook_context(f"broadcast to client {visit.client}", visit.round):
             sent = self.method.broadcast(server, visit)
             return Sent(sent, index(self.method.sent_bytes(sent, visit)))
 
@@ -135,8 +135,7 @@ class Engine:
         with self.context.seeded(*stream_of(visit)):
             site, work = seat.begin_visit(visit, sent, state)
             with seat.turn(visit):
-                for _ in site.train(work, seat.replay):
-                    pass
+                site.fit(work, seat.replay)
             result, left = seat.end_visit(sent)
         if self.sequential:
             if result.counts:
@@ -149,9 +148,7 @@ class Engine:
         state = state or ClientState()
         return ClientState(state.tensors, state.optimizers or self.shared_optimizer_state)
 
-    def run_in_turns(
-        self, sent: Mapping[Visit, Sent], kept: MutableMapping[int, ClientState]
-    ) -> dict[Visit, VisitResult]:
+    def run_in_turns(self, sent: dict[Visit, Sent], kept: MutableMapping[int, ClientState]) -> dict[Visit, VisitResult]:
         """Run visits of different clients, one in each seat; the seats take turns with each step."""
         taken, walks, results = self.assign_seats(list(sent)), {}, {}
         for visit, seat in taken.items():
@@ -207,17 +204,9 @@ class Engine:
             return seat.result(None), site.optimizer_states
 
     @contextmanager
-    def hook_context(self, hook: str, round: int, visit: Visit | None = None) -> Iterator[None]:
-        """Around a hook that runs at no site: a random stream of its own, and errors that name the hook and round.
-
-        With a ``visit``, its client belongs to the name of the hook and of the stream.
-        """
-        if visit is not None:
-            hook = f"{hook} client {visit.client}"
-        with (
-            self.context.seeded(f"torch/{hook}", round),
-            hooks.errors_at(f".{hook}, round {round}", self.method),
-        ):
+    def hook_context(self, hook: str, round: int) -> Iterator[None]:
+        """Around a hook that runs at no site: a random stream of its own, and errors that name the hook and round."""
+        with self.context.seeded(f"torch/{hook}", round), hooks.errors_at(f".{hook}, round {round}", self.method):
             yield
             hooks.in_place(self.method)
 
@@ -241,9 +230,8 @@ class Seat:
         self.tally, self.site = Tally(), LocalSite(method, context)
         self.generator = torch.Generator(device=device)
         self.sizes = set[int]()  # of clients that it has been
-        method._engine = EngineState(
-            context.fabric.autocast, loss_scaler(context.fabric, method), tensors=RegisteredTensors(method)
-        )
+        scaler = loss_scaler(context.fabric, method)
+        method._engine = EngineState(context.fabric.autocast, scaler, tensors=RegisteredTensors(method))
         draw_from(method, self.generator)
         if not method.training:  # it was put into evaluation mode after it was built
             method.train()
@@ -252,8 +240,7 @@ class Seat:
         self.shared = {name: initial[name] for name in method.names("shared")}
         self.accelerator: Any = torch.get_device_module(device) if own_stream and device.type != "cpu" else None
         self.stream = self.accelerator.Stream(device) if self.accelerator else None
-        tallies = (self.tally, measured(self.site))
-        self.replay = Replay(method, self.generator, tallies, self.stream) if replay else None
+        self.replay = Replay(method, self.generator, (self.tally, measured(self.site)), self.stream) if replay else None
 
     def begin_visit(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[LocalSite, LocalWork]:
         """The copy becomes the client: it loads what was sent and what the client kept, and prepares local work."""

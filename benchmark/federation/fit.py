@@ -9,11 +9,7 @@ from typing import Any
 import torch
 from lightning import Fabric
 from lightning.pytorch import Callback
-from lightning.pytorch.core.optimizer import (
-    LightningOptimizer,
-    _configure_optimizers,
-    _configure_schedulers_automatic_opt,
-)
+from lightning.pytorch.core import optimizer as pl_optim
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
@@ -52,8 +48,7 @@ class RunContext:
 
     def visit(self, round: int, client: int, site: SiteData, **more: Any) -> Visit:
         """A visit of a client, or of the server, to the site with these data; ``more``: see ``Visit``."""
-        labelled = len(site.labelled) > 0
-        return Visit(round=round, client=client, labelled=labelled, size=site.size, planned=self.rounds, **more)
+        return Visit(round, client, labelled=len(site.labelled) > 0, size=site.size, planned=self.rounds, **more)
 
     @contextmanager
     def seeded(self, purpose: str, *where: int) -> Iterator[None]:
@@ -96,20 +91,19 @@ class Fit:
         self.callbacks = list(context.callbacks) if context else []
         self.loggers = list(context.fabric.loggers) if context else []
         self.logger = self.loggers[0] if self.loggers else None
-        self.global_rank, self.world_size = (
-            (context.fabric.global_rank, context.fabric.world_size) if context else (0, 1)
-        )
+        self.global_rank = context.fabric.global_rank if context else 0
+        self.world_size = context.fabric.world_size if context else 1
         self.is_global_zero = self.global_rank == 0
         self.max_epochs = max_epochs
         self.current_epoch = self.global_step = self.batch_idx = self.steps = 0
         method.trainer = self  # type: ignore[assignment]
         made = method.configure_optimizers()  # in any of Lightning's forms; it refuses others
-        self.optimizers, schedulers, monitor = ([], [], None) if made is None else _configure_optimizers(made)
-        self.lr_scheduler_configs = _configure_schedulers_automatic_opt(schedulers, monitor)
+        self.optimizers, schedulers, monitor = ([], [], None) if made is None else pl_optim._configure_optimizers(made)
+        self.lr_scheduler_configs = pl_optim._configure_schedulers_automatic_opt(schedulers, monitor)
         load_states(self.optimizers, states)
         if self.scaler is not None:
             self.scaler.begin(self.optimizers)
-        wrapped = LightningOptimizer._to_lightning_optimizer  # it holds this fit by a weak reference
+        wrapped = pl_optim.LightningOptimizer._to_lightning_optimizer  # it holds this fit by a weak reference
         self._lightning_optimizers = [wrapped(one, self) for one in self.optimizers]  # type: ignore[arg-type]
 
     def run(
@@ -284,12 +278,11 @@ def kept_states(method: FedMethod, optimizers: Sequence[Optimizer]) -> Optimizer
 
 def copied(state: Mapping[str, Any], device: Any = None, step: Any = None) -> dict[str, Any]:
     """A copy of a parameter's state, with tensors of its own on ``device``, but its number of steps on ``step``."""
-    return {
-        name: value.to(device=step if name == "step" else device, copy=True, non_blocking=True)
-        if isinstance(value, Tensor)
-        else value
-        for name, value in state.items()
-    }
+    made = dict(state)
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            made[name] = value.to(device=step if name == "step" else device, copy=True, non_blocking=True)
+    return made
 
 
 def round_rates(optimizers: Sequence[Optimizer]) -> None:

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 from datamodules.common.errors import ConfigError, RunError, Stopped
 from datamodules.common.plugins import users_place
-from datamodules.common.streams import SERVER
 from methods.base import FedMethod, Scope, Upload, Visit
 
-STREAMS = ("labelled", "unlabelled")
 ALIKE = 0.88  # how similar a name must be to a hook's to count as a misspelling
 
 
@@ -30,15 +28,14 @@ def check_declarations(method: FedMethod) -> None:
     name = type(method).__name__
     if not hasattr(method, "_engine"):
         raise ConfigError(f"{name}.__init__ must call super().__init__(model, **base)")
-    for prefix, scope in method.scopes.items():
-        _require_known(f"{name}.scopes: {prefix!r} has the scope", scope, get_args(Scope))
     registered = list(method.registered())
     parts = {".".join(one.split(".")[:depth]) for one in registered for depth in range(1, one.count(".") + 2)}
-    for prefix in method.scopes:
+    for prefix, scope in method.scopes.items():
+        _require_known(f"{name}.scopes: {prefix!r} has the scope", scope, get_args(Scope))
         if not _is_empty(method, prefix):
             _require_known(f"{name}.scopes: no registered tensor (parameter or buffer) begins with", prefix, parts)
     for stream in method.views:
-        _require_known(f"{name}.views has a stream", stream, STREAMS)
+        _require_known(f"{name}.views has a stream", stream, ("labelled", "unlabelled"))
     _check_hooks(type(method), name)
     _require_known(f"{name}.uploads_needed is", method.uploads_needed, ("mean", "each"))
 
@@ -179,7 +176,7 @@ def errors_at(where: str, method: FedMethod) -> Iterator[None]:
 
 def location(visit: Visit) -> str:
     """Client and round, as an error message names them after the method."""
-    who = "the server" if visit.client == SERVER else f"client {visit.client} ({visit.size} images)"
+    who = "the server" if visit.at_server else f"client {visit.client} ({visit.size} images)"
     return f", {who}, round {visit.round}"
 
 

@@ -14,16 +14,7 @@ from lightning.fabric.loggers.logger import Logger
 from lightning.pytorch import Callback
 from torch import Tensor
 
-from benchmark.federation import hooks
-from benchmark.federation.collectives import (
-    JointMean,
-    all_gather,
-    assign,
-    from_first,
-    gather_results,
-    spread,
-    to_device,
-)
+from benchmark.federation import collectives, hooks
 from benchmark.federation.engine import Engine
 from benchmark.federation.fit import OptimizerStates, RunContext
 from benchmark.federation.metrics import Sums, class_accuracies, client_accuracies, recorded_means, scores, sum_logged
@@ -89,14 +80,14 @@ class Federation:
     ) -> None:
         hooks.check_declarations(method)
         self.method, self.data, self.roster, self.fabric = method.to(fabric.device), data, roster, fabric
-        self.rounds, self.eval_every = rounds, eval_every
+        self.rounds, self.eval_every, self.planned = rounds, eval_every, PlannedRounds(rounds)
         self.average_last = min(average_last, rounds)
         self.joins_sums = sums == "by_rank" and hooks.uploads_needed(type(method)) == "mean"
         self.callbacks = [one for one in callbacks if hasattr(one, "on_round_end")]
         lightnings = [one for one in callbacks if isinstance(one, Callback)]
-        context = RunContext(data, seed, PlannedRounds(rounds), fabric, nonfinite == "skip", lightnings)
+        context = RunContext(data, seed, self.planned, fabric, nonfinite == "skip", lightnings)
         self.engine = Engine(method, context, slots or 1, replay and slots is not None)
-        method.spread = self.spread = partial(spread, fabric)  # leads to no data
+        method.spread = self.spread = partial(collectives.spread, fabric)  # leads to no data
         self.server = method.tensors("shared", "server")
         self.server_state: OptimizerStates | None = None  # of its optimisers; before the first round there are none
         self.clients = Store() if store is None else store
@@ -112,11 +103,6 @@ class Federation:
     def client_state_bytes(self) -> int:
         """Bytes that all clients together may keep between visits."""
         return self.engine.kept_bytes() * self.data.num_clients
-
-    @property
-    def asked_rounds(self) -> bool:
-        """Whether the training has asked for the number of rounds, so that more of them would be another run."""
-        return self.engine.context.rounds.asked
 
     @cached_property
     def class_counts(self) -> Tensor:
@@ -161,7 +147,7 @@ class Federation:
         self.become_server()
         logged_at_server = [("in aggregate", self.aggregate(uploads, number))] if uploads else []
         logged_at_server.append(("in server_step", self.server_phase(number)))
-        self.engine.context.rounds.asked |= any(visit.planned.asked for visit in results)  # of other processes, too
+        self.planned.asked |= any(visit.planned.asked for visit in results)  # of other processes, too
         if number >= self.rounds - self.average_last:
             self.add_to_average()
         with self.engine.hook_context("log", number):
@@ -207,9 +193,9 @@ class Federation:
         """
         engine, ranks, rank = self.engine, self.fabric.world_size, self.fabric.global_rank
         # If each visit starts from what the one before it left, all are made by the first process.
-        shares = [list(visits), *[[]] * (ranks - 1)] if engine.sequential else assign(visits, ranks)
+        shares = [list(visits), *[[]] * (ranks - 1)] if engine.sequential else collectives.assign(visits, ranks)
         shared = {name: self.server[name] for name in self.method.names("shared")}
-        joint = JointMean(self.fabric, shared) if self.joins_sums else None
+        joint = collectives.JointMean(self.fabric, shared) if self.joins_sums else None
 
         def own_visits() -> tuple[dict[Visit, VisitResult], OptimizerStates]:
             results = engine.run_visits(shares[rank], self.server, self.clients)
@@ -218,13 +204,13 @@ class Federation:
             return results, engine.shared_optimizer_state if shares[rank] else []
 
         found: dict[Visit, VisitResult] = {}
-        for theirs, handed_on in gather_results(self.fabric, own_visits):
+        for theirs, handed_on in collectives.gather_results(self.fabric, own_visits):
             found |= theirs
             engine.shared_optimizer_state = handed_on or engine.shared_optimizer_state
         clients = [list(dict.fromkeys(visit.client for visit in share)) for share in shares] if ranks > 1 else [[]]
         for start in range(0, max(map(len, clients)), CLIENTS_PER_MESSAGE):  # all processes keep all clients' states
             own = {k: self.clients[k] for k in clients[rank][start : start + CLIENTS_PER_MESSAGE] if k in self.clients}
-            for other, kept in enumerate(all_gather(self.fabric, own)):
+            for other, kept in enumerate(collectives.all_gather(self.fabric, own)):
                 if other != rank:
                     self.clients.update(kept)
         results = dict(sorted(found.items(), key=lambda pair: (pair[0].client, pair[0].repeat)))
@@ -260,7 +246,7 @@ class Federation:
         self.steps += result.steps
         registered = self.method.registered()
         own = {name: registered[name] for name in self.method.names("shared", "server")}
-        server, self.server_state, logged = from_first(self.fabric, (own, states, result.sums))
+        server, self.server_state, logged = collectives.from_first(self.fabric, (own, states, result.sums))
         if server is not own:  # devices may round differently: all take the first process's model
             self.method.load_tensors(server)
         with self.engine.hook_context("refresh_norm", number):
@@ -337,7 +323,7 @@ class Federation:
             "bytes": (self.bytes_up, self.bytes_down),
             "steps": self.steps,
             "skipped": self.skipped,
-            "asked_rounds": self.asked_rounds,
+            "asked_rounds": self.planned.asked,
             "summed": self.summed,
         }
 
@@ -345,16 +331,16 @@ class Federation:
         """Continue exactly where ``state_dict`` was taken; the module becomes the server, as it was then."""
         device = self.fabric.device
         self.round = state["round"]
-        self.server = to_device(state["server"], device)
+        self.server = collectives.to_device(state["server"], device)
         self.clients.clear()
         self.clients.update({client: ClientState(*kept) for client, kept in state["clients"].items()})
         self.memory.clear()
-        self.memory.update(to_device(state["memory"], device))
+        self.memory.update(collectives.to_device(state["memory"], device))
         self.changed = {"clients": {}, "memory": {}, **state.get("changed", {})}
-        self.engine.shared_optimizer_state = to_device(state["handed_on"], device)
+        self.engine.shared_optimizer_state = collectives.to_device(state["handed_on"], device)
         self.server_state = state["server_state"]
         self.bytes_up, self.bytes_down = state["bytes"]
         self.steps, self.skipped = state["steps"], state["skipped"]
-        self.engine.context.rounds.asked |= state.get("asked_rounds", True)
-        self.summed = to_device(state["summed"], device)
+        self.planned.asked |= state.get("asked_rounds", True)
+        self.summed = collectives.to_device(state["summed"], device)
         self.become_server()

@@ -7,11 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torchmetrics.functional.classification import (
-    multiclass_confusion_matrix,
-    multiclass_precision,
-    multiclass_recall,
-)
+from torchmetrics.functional.classification import multiclass_confusion_matrix, multiclass_precision, multiclass_recall
 
 from datamodules.common.errors import NOT_FINITE, RunError
 from methods.parts.engine_state import different_shapes

@@ -95,12 +95,10 @@ def record(
             raise RunError(
                 f"a step cannot be captured as a CUDA graph ({error}): it reads numbers back to the host, makes "
                 "shapes that depend on data, or copies from the host. On the CPU the contract names the line "
-                "(pytest --pyargs benchmark.contract --fssl-method NAME); --replay false takes steps one "
-                "by one"
+                "(pytest --pyargs benchmark.contract --fssl-method NAME); --replay false takes steps one by one"
             ) from error
         graph.replay()  # capturing has run nothing
-    replay: Callable[[], None] = graph.replay
-    return replay
+    return graph.replay
 
 
 def listed(step: Callable[[], object], generators: Sequence[torch.Generator]) -> Callable[[], None]:
@@ -170,8 +168,7 @@ class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kept_args, kept_kwargs = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
         if func is torch.ops.aten.lift_fresh.default:  # a tensor from Python numbers, which a replay creates again
             kept_args = (args[0].clone(),)
-        draws = torch.Tag.nondeterministic_seeded in func.tags
-        before = torch.get_rng_state() if draws else None
+        before = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
         out = func(*args, **kwargs)
         if before is not None:
             self.require_known(func, tree_leaves((args, kwargs)), before)
@@ -196,15 +193,13 @@ class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             RunError: it has.
         """
         drawn_from = {_address(one) for one in given if isinstance(one, torch.Generator)}
-        if not drawn_from <= set(map(_address, self.generators or ())) or not torch.equal(
-            before, torch.get_rng_state()
-        ):
+        known = set(map(_address, self.generators or ()))
+        if not drawn_from <= known or not torch.equal(before, torch.get_rng_state()):
             raise RunError(
                 f"{func.overloadpacket} at {_place()}: a step may not draw from torch's global generator or from one "
                 "that the recording does not know, since a replay could not seed it. Draw with "
                 "generator=self.generator; if an operation takes no generator (dropout), draw a mask with one that "
-                "does; "
-                "--replay false takes steps one by one"
+                "does; --replay false takes steps one by one"
             )
 
 

@@ -151,12 +151,9 @@ class Replay:
 
     def setting(self, fit: Fit) -> int:
         """The number of the present settings: optimisers' options, modes of modules, ``requires_grad``."""
-        key = (
-            *map(settings, fit.optimizers),
-            *(part["training"] for part in self.parts),
-            *(parameter.requires_grad for parameter in self.parameters),
-        )
-        return self.settled.setdefault(key, len(self.settled))
+        modes = [part["training"] for part in self.parts]
+        trained = [parameter.requires_grad for parameter in self.parameters]
+        return self.settled.setdefault((*map(settings, fit.optimizers), *modes, *trained), len(self.settled))
 
     def adopt_state(self, fit: Fit) -> None:
         """Make the state tensors that an optimiser has created the seat's own."""

@@ -48,7 +48,6 @@ class LossScaler(GradScaler):
 
     def overflow(self, optimizer: Optimizer) -> Tensor:
         """1 where a gradient of the optimiser is not finite, else 0; 0-dim, on the device."""
-        found: Tensor
         (found,) = self._found_inf_per_device(optimizer).values()
         return found
 

@@ -22,8 +22,6 @@ from datamodules.views.batches import Batch, LocalWork, epoch
 from methods.base import FedMethod, Tally, Upload, Visit
 from methods.parts.tensors import one_hot
 
-EVAL_BLOCK = 256
-
 
 class Sent(NamedTuple):
     """What a client is sent: tensors by name, and how many bytes that takes."""
@@ -107,7 +105,7 @@ class LocalSite:
         device = "cpu" if purpose.startswith("order") else self._context.data.device
         return random_streams.generator(self._context.seed, purpose, v.round, v.client, v.repeat, device=device)
 
-    def views(self, view: str, index: Tensor, purpose: str = "prepare", size: int = EVAL_BLOCK) -> Iterator[Tensor]:
+    def views(self, view: str, index: Tensor, purpose: str = "prepare", size: int = 256) -> Iterator[Tensor]:
         """Float views of the site's training images at ``index`` in blocks of ``size``."""
         self._note(index)
         generator = self.generator(purpose)
@@ -126,10 +124,10 @@ class LocalSite:
         count = self.passes
         return epoch(made.streams, self._context.data, lambda purpose: self.generator(f"{purpose}/{count}"), made.steps)
 
-    def fit(self, work: LocalWork) -> int:
+    def fit(self, work: LocalWork, replay: Replay | None = None) -> int:
         """Train the module as it stands, from the optimiser state that the site kept; returns the number of steps."""
         before = self.steps
-        for _ in self.train(work):
+        for _ in self.train(work, replay):
             pass
         return self.steps - before
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from torch import Tensor
-
 from benchmark.federation.checkpoint import OnDisk
 from benchmark.federation.collectives import join_tensors, split_tensors
 from benchmark.federation.site import ClientState
@@ -42,7 +40,8 @@ class Store(MutableMapping[int, ClientState]):
         if client in self:
             del self[client]
         skeleton, tensors = split_tensors(state)
-        held = [_on_host(tensor) for tensor in tensors]
+        # In host memory, pinned if it comes from a GPU.
+        held = [tensor.cpu().pin_memory() if tensor.is_cuda else tensor.cpu() for tensor in tensors]
         self._here[client] = join_tensors(skeleton, held), sum(tensor.nbytes for tensor in held)
         self.bytes += self._here[client][1]
         while self.limit is not None and self.bytes > self.limit and len(self._here) > 1:
@@ -83,8 +82,3 @@ def discard_states(path: Path) -> None:
     """Delete the states that killed processes have left in the folder of a run on which no process works."""
     for left in path.glob(f"{STATES}.*"):
         shutil.rmtree(left, ignore_errors=True)
-
-
-def _on_host(tensor: Tensor) -> Tensor:
-    """The tensor in host memory, pinned if it comes from a GPU."""
-    return tensor.cpu().pin_memory() if tensor.is_cuda else tensor.cpu()

@@ -94,7 +94,7 @@ class Recorder:
         save_plain(self.files.path / WEIGHTS, weights)
         state = {**federation.state_dict(), "origin": self.files.origin}
         large = num_bytes(state) > KEPT_BYTES or any(isinstance(one, OnDisk) for one in state["clients"].values())
-        if not (federation.asked_rounds or federation.average_last or large):
+        if not (federation.planned.asked or federation.average_last or large):
             checkpoint.save(self.files.path / LAST_STATE, state)
         self.state, confusion = None, federation.confusion
         self.files.finish(federation.averaged, None if confusion is None else confusion.tolist())

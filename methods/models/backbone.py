@@ -25,16 +25,6 @@ class Backbone(nn.Module):
         return self.head(self.features(x))
 
 
-def mean_dropout(h: Tensor, probability: float, passes: int, generator: torch.Generator | None = None) -> Tensor:
-    """Average ``passes`` copies of h [B, d], each with units dropped by its own mask.
-
-    For a head that is linear after its dropout, the mean over Monte-Carlo passes equals one pass of this mean. Masks
-    are drawn from ``generator``, on the device of h; by default from torch's global generator.
-    """
-    kept = (torch.rand(passes, *h.shape, generator=generator, device=h.device) >= probability).sum(dim=0)
-    return h * kept / (passes * (1.0 - probability))
-
-
 class DropsUnits(nn.Module):
     """Mixin of heads: drops units in training mode, with masks from the generator set by ``draw_from``."""
 
@@ -51,10 +41,15 @@ class DropsUnits(nn.Module):
         self.dropout = dropout
 
     def drop(self, h: Tensor, passes: int) -> Tensor:
-        """Return h [B, d], in training mode its mean over ``passes`` dropout masks."""
-        if self.training and self.dropout:
-            return mean_dropout(h, self.dropout, passes, self.generator)
-        return h
+        """Return h [B, d], in training mode its mean over ``passes`` dropout masks.
+
+        For a head that is linear after its dropout, the mean over Monte-Carlo passes equals one pass of this mean.
+        Masks are drawn on the device of h, without a ``generator`` from torch's global one.
+        """
+        if not (self.training and self.dropout):
+            return h
+        drawn = torch.rand(passes, *h.shape, generator=self.generator, device=h.device)
+        return h * (drawn >= self.dropout).sum(dim=0) / (passes * (1.0 - self.dropout))
 
 
 def draw_from(module: nn.Module, generator: torch.Generator | None) -> None:
@@ -62,6 +57,13 @@ def draw_from(module: nn.Module, generator: torch.Generator | None) -> None:
     for part in module.modules():
         if isinstance(part, DropsUnits):
             part.generator = generator
+
+
+def draw_convolutions(module: nn.Module) -> None:
+    """Draw the weights of all convolutions in a module from a normal distribution with variance 2/fan_out."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
 
 
 class LinearHead(DropsUnits, nn.Linear):

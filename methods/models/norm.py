@@ -43,11 +43,6 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
         self.measures = False  # whether forward stores the batch's statistics
         self._told_by: Tensor | None = None
 
-    @property
-    def statistics(self) -> tuple[Tensor, Tensor]:
-        """Return the stored mean and variance, [channels]."""
-        return self.get_buffer("running_mean"), self.get_buffer("running_var")
-
     def note(self, count: Tensor) -> None:
         """Update from ``num_batches_tracked``, or a value about to be copied into it, whether statistics exist.
 
@@ -109,10 +104,7 @@ def normalisation(kind: Norm, channels: int, groups: int = 32) -> nn.Module:
 
 @torch.no_grad()
 def reestimate(
-    model: nn.Module,
-    batches: Iterable[Any],
-    view: Callable[[Any], Tensor] | None = None,
-    spread: Spread = serially,
+    model: nn.Module, batches: Iterable[Any], view: Callable[[Any], Tensor] | None = None, spread: Spread = serially
 ) -> None:
     """Re-estimate the statistics of every ``StaticBatchNorm2d`` of ``model`` from scratch.
 
@@ -131,6 +123,7 @@ def reestimate(
         RunError: there is no batch.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, StaticBatchNorm2d)]
+    buffers = [layer.get_buffer(name) for layer in layers for name in ("running_mean", "running_var")]
     if not layers:
         return
     training = model.training
@@ -141,7 +134,7 @@ def reestimate(
 
     def measure(batch: Any) -> list[Tensor]:
         model(view(batch) if view else batch)
-        return [buffer.clone() for layer in layers for buffer in layer.statistics]
+        return [buffer.clone() for buffer in buffers]
 
     found: list[list[Tensor]] = []
     try:
@@ -154,6 +147,5 @@ def reestimate(
         model.train(training)
     if not found:
         raise RunError("static batch normalisation: there is no batch to estimate from; give at least one image")
-    buffers = [buffer for layer in layers for buffer in layer.statistics]
     for buffer, *measured in zip(buffers, *found, strict=True):
         buffer.copy_(sum(measured) / len(found))

@@ -9,7 +9,7 @@ from torchvision.models import ResNet, resnet18
 from torchvision.models.resnet import BasicBlock
 
 from datamodules.common.errors import ConfigError
-from methods.models.backbone import Backbone, LinearHead
+from methods.models.backbone import Backbone, LinearHead, draw_convolutions
 from methods.models.cnn import ProjectionHead
 
 Stem = Literal["cifar", "imagenet"]
@@ -54,13 +54,10 @@ class ResNet18(Backbone):
         self.backbone: ResNet = _small_image_resnet18(in_channels) if stem == "cifar" else resnet18()
         if stem == "imagenet" and in_channels != 3:
             self.backbone.conv1 = nn.Conv2d(in_channels, 64, 7, 2, 3, bias=False)
-            nn.init.kaiming_normal_(self.backbone.conv1.weight, mode="fan_out", nonlinearity="relu")
+            draw_convolutions(self.backbone.conv1)
         self.backbone.fc = nn.Identity()  # drawn first, since it advances the generator before the head
-        self.head = (
-            LinearHead(self.feature_dim, num_classes, head_dropout)
-            if head == "linear"
-            else ProjectionHead(self.feature_dim, num_classes, head_dropout)
-        )
+        kind: type[LinearHead | ProjectionHead] = LinearHead if head == "linear" else ProjectionHead
+        self.head = kind(self.feature_dim, num_classes, head_dropout)
 
     def features(self, x: Tensor) -> Tensor:
         """Map images [B, channels, side, side] to non-negative features [B, 512]."""
@@ -81,9 +78,7 @@ def _small_image_resnet18(in_channels: int) -> ResNet:
     for module in net.modules():
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()
-    for module in net.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    draw_convolutions(net)
     return net
 
 
@@ -111,9 +106,7 @@ class ResNet8(Backbone):
         self.layer3 = BasicBlock(2 * channels, 4 * channels, 2, _shortcut(2 * channels))
         self.feature_dim = 4 * channels
         self.head = LinearHead(self.feature_dim, num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        draw_convolutions(self)
 
     def features(self, x: Tensor) -> Tensor:
         """Map images [B, channels, side, side] to non-negative features [B, 64w]."""

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.common.errors import ConfigError
-from methods.models.backbone import Backbone, LinearHead
+from methods.models.backbone import Backbone, LinearHead, draw_convolutions
 from methods.models.norm import Norm, normalisation
 
 
@@ -27,8 +27,7 @@ class Block(nn.Module):
         """Map [B, c_in, H, W] to [B, c_out, H/stride, W/stride]."""
         h = F.relu(self.bn1(x))
         identity = x if self.shortcut is None else self.shortcut(h)
-        out: Tensor = self.conv2(F.relu(self.bn2(self.conv1(h))))
-        return out + identity
+        return self.conv2(F.relu(self.bn2(self.conv1(h)))) + identity
 
 
 class WideResNet(Backbone):
@@ -87,9 +86,7 @@ class WideResNet(Backbone):
         self.feature_dim = channels
         self.head = LinearHead(channels, num_classes, head_dropout)
 
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        draw_convolutions(self)
         nn.init.zeros_(self.head.bias)
 
     def features(self, x: Tensor) -> Tensor:

@@ -133,8 +133,7 @@ class StepNumber:
         return self if module is None else module._buffers[self.buffer]  # type: ignore[return-value]
 
     def __set__(self, module: nn.Module, value: float | Tensor) -> None:
-        buffer: Any = module._buffers[self.buffer]
-        buffer.fill_(value.detach() if isinstance(value, Tensor) else value)
+        module.get_buffer(self.buffer).fill_(value.detach() if isinstance(value, Tensor) else value)
 
 
 def step_numbers(cls: type) -> Iterator[StepNumber]:
@@ -145,8 +144,7 @@ def step_numbers(cls: type) -> Iterator[StepNumber]:
 
 def state_of(module: nn.Module, keep_vars: bool = False) -> dict[str, Tensor]:
     """Return a module's ``state_dict``, with the names that parts have before they are compiled."""
-    state = module.state_dict(keep_vars=keep_vars)
-    return {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}
+    return {name.replace("_orig_mod.", ""): one for name, one in module.state_dict(keep_vars=keep_vars).items()}
 
 
 class RegisteredTensors:

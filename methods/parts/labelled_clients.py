@@ -55,9 +55,7 @@ class LabelledClients(FedMethod):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.reference: nn.Module | None = None
-        if self.hparams.res_client_alpha:
-            self.reference = copy.deepcopy(model).requires_grad_(False)
+        self.reference = copy.deepcopy(model).requires_grad_(False) if self.hparams.res_client_alpha else None
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """Select the round's participants that hold labels.
@@ -152,16 +150,12 @@ def residual_connection(
         every: units between two mixes.
         first: use the model after unit 0 as the first reference, instead of ``reference`` as given.
     """
-    if alpha == 0:
+    mixes = index > 0 and index % every == 0
+    if alpha == 0 or not (mixes or (first and index == 0)):
         return
     fixed = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     before, now = reference.state_dict(), model.state_dict()
-    pairs = [(before[name], now[name]) for name in now if name not in fixed]
-    if index == 0:
-        if first:
-            for old, new in pairs:
-                old.copy_(new)
-    elif index % every == 0:
-        for old, new in pairs:
+    for old, new in [(before[name], now[name]) for name in now if name not in fixed]:
+        if mixes:
             new.copy_(alpha * old + (1.0 - alpha) * new)
-            old.copy_(new)
+        old.copy_(new)

@@ -73,21 +73,18 @@ class MeanTeacher(FedMethod):
         """Return the streams, during warm-up only the labelled one."""
         streams = super().streams(data)
         if self.is_warmup(self.visit.round) and "labelled" in streams:
-            labels = streams["labelled"]
-            labels.cycle = False
-            return {"labelled": labels}
+            streams["labelled"].cycle = False
+            return {"labelled": streams["labelled"]}
         return streams
 
     @torch.no_grad()
     def on_train_start(self) -> None:
         """After the warm-up, initialise a teacher without any step with the received model."""
         super().on_train_start()
-        if self.is_warmup(self.visit.round):
-            return
-        new = self.teacher_step == 0
-        teacher, received = self.teacher.state_dict(), self.model.state_dict()
-        for name, value in teacher.items():
-            value.copy_(torch.where(new, received[name], value))
+        if not self.is_warmup(self.visit.round):
+            received, new = self.model.state_dict(), self.teacher_step == 0
+            for name, value in self.teacher.state_dict().items():
+                value.copy_(torch.where(new, received[name], value))
 
     def train(self, mode: bool = True) -> "MeanTeacher":
         """Set the mode; the teacher stays in evaluation mode."""

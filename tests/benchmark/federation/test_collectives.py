@@ -134,7 +134,7 @@ def joint_runs(fabric):
         run = Federation(make_method(method), data, data.roster(0), fabric, rounds=2, seed=0, sums="by_rank")
         rows = run_rows(run)
         momenta = {k: [t.double().sum().item() for t in split_tensors(run.clients[k])[1]] for k in sorted(run.clients)}
-        assert run.asked_rounds == (method is Asks)
+        assert run.planned.asked == (method is Asks)
         found.append((rows, tensors_of(run), momenta))
     return found
 

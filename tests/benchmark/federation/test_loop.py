@@ -11,7 +11,8 @@ from lightning import Fabric
 from lightning.fabric.loggers import CSVLogger
 from torch import nn
 
-from benchmark.federation.loop import Federation, assign
+from benchmark.federation.collectives import assign
+from benchmark.federation.loop import Federation
 from datamodules.common.errors import RunError
 from federations import (
     Unaugmented,

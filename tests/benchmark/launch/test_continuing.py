@@ -57,11 +57,11 @@ def test_what_another_federation_asks_for_does_not_count():
 
     asks, plain = few_federation(Asks), few_federation()
     asks.run()
-    assert (asks.asked_rounds, plain.asked_rounds) == (True, False)
+    assert (asks.planned.asked, plain.planned.asked) == (True, False)
     few_federation()
-    assert asks.asked_rounds
+    assert asks.planned.asked
     plain.load_state_dict(asks.state_dict())
-    assert plain.asked_rounds
+    assert plain.planned.asked
 
 
 @pytest.mark.parametrize("edited", ["code_version", "uncommitted"])
