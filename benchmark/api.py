@@ -217,8 +217,7 @@ def load_run(path: str | Path, data_dir: str = "data") -> Result:
     """
     path = Path(path)
     held = read_exported(path) if path.is_file() else None
-    record = held.record if held else read_record(path)
-    rows = held.rows if held else read_rows(path)
+    record, rows = (held.record, held.rows) if held else (read_record(path), read_rows(path))
     config = from_dict({**record["config"], "runtime": {"data_dir": data_dir}})
     run = Run(record["run_id"], config)  # not `Run.of`: its classes need not be available
     return Result(run, rows, path=None if held else path, averaged=record.get("averaged"), exported=held)

@@ -121,7 +121,7 @@ def _parsed(arguments: list[str]) -> Namespace:
     top, commands = _parsers("fssl-bench" if script == "fssl-bench" else "python -m benchmark")
     command = commands.get(arguments[0], top) if arguments else top
     try:
-        chosen: Namespace = top.parse_args(arguments, defaults=arguments[:1] != ["fit"])
+        return top.parse_args(arguments, defaults=arguments[:1] != ["fit"])
     except ArgumentError as error:
         message = one_line(error).replace(f" {arguments[0]}.", " --") if arguments else one_line(error)
         if wrong := re.search(r'Parser key "(?:\w+\.)?(\w+)".* value: (.*?)$', message):  # a value of the wrong type
@@ -129,7 +129,6 @@ def _parsed(arguments: list[str]) -> Namespace:
             expected = type_in_words(getattr(option, "_typehint", None) or option.type)
             message = f"{'--' if option.option_strings else ''}{wrong[1]} {wrong[2]}: expected {expected}"
         raise ConfigError(f"{message} (`--help` lists the options; those of classes are --method.NAME ...)") from None
-    return chosen
 
 
 @cache

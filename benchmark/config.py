@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from benchmark.registry import KINDS, ClassSpec, build, converted, find_class, imported, known_names, path_of, resolved
 from datamodules.common.errors import ConfigError, one_line
 from datamodules.common.precision import check_precision
-from datamodules.common.yaml import dump_yaml
 
 if TYPE_CHECKING:
     from datamodules.base import FSSLDataModule
@@ -24,14 +23,11 @@ if TYPE_CHECKING:
 Scale = Literal["quick", "board", "laptop", "small", "lite", "paper", "custom"]
 Reading = Literal["best", "last", "last_k_mean", "averaged"]
 GIVEN = ("model_args.", "roster.")
-ROSTER = "datamodules.partition.roster.Roster"
-ROSTER_SUPPLIED = ("num_clients", "labelled", "seed", "_subsets")  # arguments that the run passes to the roster
 
 
 def _check_least(options: Any, **least: int) -> None:
     for name, number in least.items():
-        value = getattr(options, name)
-        if value != "auto" and value < number:
+        if (value := getattr(options, name)) != "auto" and value < number:
             raise ConfigError(f"{name} is {value}; it must be at least {number}")
 
 
@@ -81,8 +77,7 @@ class Runtime:
     def __post_init__(self) -> None:
         _check_least(self, devices=1, num_nodes=1, threads=1, slots=1, client_memory=0, checkpoint_every_s=0)
         for name in ("data_dir", "results_dir"):
-            path = str(getattr(self, name))
-            if path.startswith("~"):
+            if str(path := getattr(self, name)).startswith("~"):
                 raise ConfigError(f"--{name}={path}: the shell has not replaced ~; put a space for the =")
 
 
@@ -186,14 +181,11 @@ class Run:
 
     def class_of(self, slot: str) -> type:
         """The class that ``method`` or ``data`` names."""
-        spec: ClassSpec = getattr(self.config, slot)
-        return find_class(spec.class_path, KINDS[slot])
+        return find_class(getattr(self.config, slot).class_path, KINDS[slot])
 
     def make_data(self) -> "FSSLDataModule":
         """The data module, not yet set up."""
-        config = self.config
-        made: FSSLDataModule = build(config.data, "data", data_dir=config.runtime.data_dir, run_seed=config.seed)
-        return made
+        return build(self.config.data, "data", data_dir=self.config.runtime.data_dir, run_seed=self.config.seed)
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
@@ -253,7 +245,7 @@ def spelled(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 @cache
 def _defaults(cls: type, slot: str) -> dict[str, Any]:
-    return resolved(ClassSpec(path_of(cls)), slot)[1]
+    return resolved(ClassSpec(path_of(cls)), slot).init_args
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -262,12 +254,18 @@ def resolve(config: RunConfig) -> RunConfig:
     Raises:
         ConfigError: unknown class or argument (with the closest known one), or a value of the wrong type.
     """
-    specs: dict[str, Any] = {}
-    for slot in KINDS:
-        cls, args = resolved(getattr(config, slot), slot)
-        specs[slot] = ClassSpec(path_of(cls), args)
-    roster = converted(imported(ROSTER), config.roster, "roster", ROSTER_SUPPLIED) if config.roster else {}
-    return replace(config, **specs, roster=roster)
+    specs: dict[str, Any] = {slot: resolved(getattr(config, slot), slot) for slot in KINDS}
+    return replace(config, **specs, roster=roster_args(config.roster) if config.roster else {})
+
+
+def roster_args(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of the roster, converted to its types.
+
+    Raises:
+        ConfigError: one that it does not have, or that the run passes to it, or a value of the wrong type.
+    """
+    supplied = ("num_clients", "labelled", "seed", "_subsets")
+    return converted(imported("datamodules.partition.roster.Roster"), given, "roster", supplied)
 
 
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
@@ -295,9 +293,7 @@ def apply(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, An
     ``{"method": "mine"}`` names the class (its arguments stay), ``{"method.lr": 0.1}`` sets an argument,
     ``{"roster.participants": 5}`` an entry of a mapping, ``{"rounds": 10}`` a field.
     """
-    result: dict[str, Any] = {
-        key: dict(value) if isinstance(value, Mapping) else value for key, value in values.items()
-    }
+    result = dict(values)
     for option, value in options.items():
         head, _, tail = option.partition(".")
         if head in KINDS:
@@ -325,11 +321,6 @@ def with_pipeline(values: Mapping[str, Any]) -> dict[str, Any]:
     own = _defaults(find_class(data.class_path, KINDS["data"]), "data").get("pipeline")
     usual = signature(imported(KINDS["data"].base)).parameters["pipeline"].default
     return apply(values, {"data.pipeline": named}) if own == usual else dict(values)
-
-
-def to_yaml(config: RunConfig) -> str:
-    """The whole configuration as YAML, in field order."""
-    return dump_yaml(asdict(config))
 
 
 def class_spec(slot: str, value: Any) -> ClassSpec:

@@ -5,6 +5,7 @@ import inspect
 import json
 import pkgutil
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -163,10 +164,7 @@ def imported(path: str) -> Any:
 def parameters(cls: type) -> Mapping[str, inspect.Parameter]:
     """Arguments of ``cls.__init__`` by name; where it hands others on (``**base``), those of its bases too."""
     known: dict[str, inspect.Parameter] = {}
-    for base in cls.__mro__:
-        init = vars(base).get("__init__")
-        if init is None:
-            continue
+    for init in (vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)):
         try:
             hints = get_type_hints(init)
         except NameError:  # imported for type checkers alone
@@ -209,8 +207,10 @@ def build(spec: ClassSpec, slot: str, **supplied: Any) -> Any:
         raise ConfigError(f"the {KINDS[slot].what} {cls.__name__} cannot be made: {why}") from error
 
 
-def resolved(spec: ClassSpec, slot: str) -> tuple[type, dict[str, Any]]:
-    """The class of a spec, and all its arguments but those that a run hands over, as plain data (paths as strings).
+def resolved(spec: ClassSpec, slot: str) -> ClassSpec:
+    """A spec with the path of its class, and all arguments but those that a run hands over, as plain data.
+
+    Paths are strings.
 
     Raises:
         ConfigError: unknown class or argument (with the closest known one), or a value of the wrong type.
@@ -221,7 +221,7 @@ def resolved(spec: ClassSpec, slot: str) -> tuple[type, dict[str, Any]]:
     left_out = skip | _required(cls)
     args = {name: argument.default for name, argument in parameters(cls).items() if name not in left_out}
     args |= converted(cls, given, slot, skip)
-    return cls, dict(json.loads(json.dumps(args, default=str)))
+    return ClassSpec(path_of(cls), json.loads(json.dumps(args, default=str)))
 
 
 def _without_retired(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,10 +270,8 @@ def _converted(hint: Any, value: Any) -> Any:
     adapter = _adapter(hint)
     if isinstance(value, str):
         if hint is not Any and value != "null":
-            try:
+            with suppress(ValueError):
                 return adapter.validate_json(json.dumps(value))
-            except ValueError:
-                pass
         value = read_value(value)
     return adapter.validate_json(json.dumps(value))
 

@@ -5,26 +5,31 @@ import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.config import Run, Runtime
 from benchmark.registry import KINDS, find_class, path_of
 from benchmark.runs.console import duration, printable
-from benchmark.runs.records import Record
+from benchmark.runs.records import Record, revisions
+from benchmark.suites.plan import Plan, Row
+from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
-if TYPE_CHECKING:
-    from benchmark.suites.plan import Plan, Row
-    from benchmark.suites.suite import Suite
-
+TEXT = str | None
+"""The type of an option that may be left out."""
 MAPPINGS = ("model_args", "roster")
 DOTTED = (
     "Options of the method, the data set, the network and the roster are given with a dot: --method.lr 0.1, "
     "--data.beta 0.8, --model_args.head_dropout 0.5, --roster.participants 5. "
     "`--method.help NAME` and `--data.help NAME` list them."
 )
+
+
+def add_flag(parser: ArgumentParser, name: str, about: str) -> None:
+    """Add an option without a value."""
+    parser.add_argument(name, action="store_true", help=about)
 
 
 def add_suite_arguments(parser: ArgumentParser) -> None:
@@ -91,9 +96,7 @@ def same_command(overwrite: bool) -> str:
     return "the same command without --overwrite" if overwrite else "the same command"
 
 
-def forget_trials(
-    suite: "Suite", scale: str, rows: "Sequence[Row]", runtime: Runtime, more: Iterable[Path] = ()
-) -> None:
+def forget_trials(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, more: Iterable[Path] = ()) -> None:
     """Delete what earlier trials of these rows have left, and ``more`` folders, so that they are run again.
 
     Raises:
@@ -141,14 +144,12 @@ def show_plan(runs: Sequence[Run], states: Mapping[str, str], jobs: int = 1) -> 
         body.append([len(part.runs), f"{part.left:,}", pace, time, len(part.records), cells])
     heads = ["runs", "rounds left", "s per round", "time", "records", "cells"]
     print(tabulate(body, heads, tablefmt="plain", disable_numparse=True))
-    for line in summary(found, min(jobs, sum(states[run.id] != "complete" for run in runs))):
-        print(line)
+    print(*summary(found, min(jobs, sum(states[run.id] != "complete" for run in runs))), sep="\n")
 
 
-def tell_other_code(plan: "Plan", runs: Iterable[Run]) -> None:
+def tell_other_code(plan: Plan, runs: Iterable[Run]) -> None:
     """Print notes about methods whose code has changed since some of these runs were made."""
     from benchmark.runs.code_identity import by_other_code, revision
-    from benchmark.runs.records import revisions
 
     changed: dict[str, list[tuple[Run, Record]]] = {}
     for run in runs:
@@ -204,7 +205,6 @@ def asked_help(dotted: Mapping[str, Any]) -> bool:
         about, _, _ = (inspect.getdoc(cls) or "").partition("\nArgs:")
         parser = ArgumentParser(usage=path_of(cls), add_help=False)
         parser.add_class_arguments(cls, slot, skip=set(KINDS[slot].supplied), fail_untyped=False)
-        _, _, options = parser.format_help().partition(f"--{slot} CONFIG")
-        _, _, options = options.partition("\n")
+        options = parser.format_help().partition(f"--{slot} CONFIG")[2].partition("\n")[2]
         print(f"{path_of(cls)}: {about.strip()}\n\n{options}".replace("``", ""))
     return bool(asked)

@@ -4,7 +4,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import asked_help
+from benchmark.commands.common import TEXT, asked_help
 from benchmark.config import apply, class_spec
 from benchmark.registry import build
 from datamodules.common.errors import ConfigError
@@ -20,13 +20,12 @@ FEW = 12  # classes that have a column of their own
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
-    text = str | None
-    parser.add_argument("--data", type=text, help="name or dotted path of the data set")
+    parser.add_argument("--data", type=TEXT, help="name or dotted path of the data set")
     parser.add_argument("--data_dir", type=str, default="data", help="folder with the data sets")
     parser.add_argument(
         "--seed", type=int | None, help="seed of the run, which draws the partition if data.partition_seed is null"
     )
-    parser.add_argument("--export", type=text, help="write the partition to this file, for --data.partition_file")
+    parser.add_argument("--export", type=TEXT, help="write the partition to this file, for --data.partition_file")
 
 
 def run(options: Namespace, dotted: dict[str, Any]) -> int:

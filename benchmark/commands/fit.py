@@ -10,20 +10,12 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import DOTTED, MAPPINGS, asked_help, discard, numbers, show_plan
-from benchmark.config import (
-    ROSTER,
-    ROSTER_SUPPLIED,
-    Run,
-    RunConfig,
-    Runtime,
-    apply,
-    class_spec,
-    from_dict,
-    identity,
-    with_pipeline,
-)
-from benchmark.registry import KINDS, converted, find_class, handed_over, imported
+from benchmark.commands.common import DOTTED, MAPPINGS, TEXT, add_flag, asked_help, discard, numbers, show_plan
+from benchmark.config import Run, RunConfig, Runtime, apply, class_spec, from_dict, identity, roster_args, with_pipeline
+from benchmark.launch.progress import Display, label
+from benchmark.registry import KINDS, converted, find_class, handed_over
+from benchmark.runs.records import READING, read_record
+from benchmark.runs.states import look, state
 from benchmark.suites.suite import load
 from datamodules.common.errors import ConfigError
 from datamodules.common.yaml import read_yaml
@@ -33,26 +25,21 @@ ABOUT = f"Run one configuration, or finish it. {DOTTED} Several values, --method
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
-    text = str | None
-    parser.add_argument("--config", type=text, help="YAML file to start from, e.g. the config.yaml of a run")
-    parser.add_argument("--suite", type=text, help="start from a row of this suite, or of this .yaml file; needs --row")
+    parser.add_argument("--config", type=TEXT, help="YAML file to start from, e.g. the config.yaml of a run")
+    parser.add_argument("--suite", type=TEXT, help="start from a row of this suite, or of this .yaml file; needs --row")
     parser.add_argument(
         "--row",
-        type=text,
+        type=TEXT,
         help="table/dataset/method as `status` lists it; --scale is that of the suite (default: its first)",
     )
-    parser.add_argument("--method", type=text, help="name or dotted path of the method")
-    parser.add_argument("--data", type=text, help="name or dotted path of the data set")
+    parser.add_argument("--method", type=TEXT, help="name or dotted path of the method")
+    parser.add_argument("--data", type=TEXT, help="name or dotted path of the data set")
     parser.add_argument(
-        "--seed", type=text, help="seed of every random stream (default: 1337); several, 0,1,2, are run one by one"
+        "--seed", type=TEXT, help="seed of every random stream (default: 1337); several, 0,1,2, are run one by one"
     )
-    parser.add_argument(
-        "--dry_run", action="store_true", help="run nothing; print the rounds left, and the time where records allow"
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="delete what an earlier run of this configuration has left, and run it"
-    )
-    parser.add_argument("--export", type=text, help="file to write the trained model to, with its configuration")
+    add_flag(parser, "--dry_run", "run nothing; print the rounds left, and the time where records allow")
+    add_flag(parser, "--overwrite", "delete what an earlier run of this configuration has left, and run it")
+    parser.add_argument("--export", type=TEXT, help="file to write the trained model to, with its configuration")
     parser.add_class_arguments(RunConfig, skip={*KINDS, *MAPPINGS, "seed", "runtime"})
     parser.add_class_arguments(Runtime)
 
@@ -82,8 +69,6 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         raise ConfigError(f"--export {export}: it takes the name of a file, and one run; {why}")
 
     if dry:
-        from benchmark.runs.states import state
-
         show_plan(runs, {run.id: "missing" if overwrite else state(run.folder) for run in runs})
         return 0
     if len(points) > 1 or overwrite:
@@ -115,9 +100,8 @@ def grid(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> list[Point]:
     several: dict[str, list[str]] = {}
     for option, text in dotted.items():
         parts = [part.strip() for part in text.split(",")] if isinstance(text, str) else []
-        if len(parts) < 2 or not all(parts) or _takes(values, option, text):
-            continue
-        if any(_takes(values, option, part) for part in parts):
+        many = len(parts) > 1 and all(parts) and not _takes(values, option, text)
+        if many and any(_takes(values, option, part) for part in parts):
             several[option] = list(dict.fromkeys(parts))
     return [dict(zip(several, point, strict=True)) for point in product(*several.values())]
 
@@ -131,7 +115,7 @@ def _takes(values: Mapping[str, Any], option: str, text: str) -> bool:
             cls = find_class(spec.class_path, KINDS[head])
             converted(cls, {name: text}, head, handed_over(cls, head, spec.init_args))
         elif head == "roster":
-            converted(imported(ROSTER), {name: text}, head, ROSTER_SUPPLIED)
+            roster_args({name: text})
     except ConfigError:
         return False
     return True
@@ -142,8 +126,6 @@ def compared(by_point: Sequence[tuple[Point, Sequence[Run]]]) -> str:
     from tabulate import tabulate
 
     from benchmark.report.statistics import interval
-    from benchmark.runs.records import READING
-    from benchmark.runs.states import look
 
     first, (run, *_) = by_point[0]
     report, body = run.config.report, []
@@ -152,8 +134,7 @@ def compared(by_point: Sequence[tuple[Point, Sequence[Run]]]) -> str:
         half = interval(scores)
         told = f"{fmean(scores):.2f}{'' if half is None else f' ± {half:.2f}'}" if scores else "no result"
         body.append([*point.values(), told, str(len(scores))])
-    heads = [*first, f"acc ({report})", "seeds"]
-    return str(tabulate(body, heads, tablefmt="simple", disable_numparse=True))
+    return str(tabulate(body, [*first, f"acc ({report})", "seeds"], tablefmt="simple", disable_numparse=True))
 
 
 def _start(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[str, Any], Run | None]:
@@ -194,7 +175,6 @@ def _described(values: Mapping[str, Any], start: Run | None, point: Point) -> Ru
 def _several(runs: Sequence[Run]) -> int:
     """Make one run after the other, in a process each, and tell their readings; if one fails, the others still run."""
     from benchmark.launch.pool import run_all
-    from benchmark.launch.progress import label
 
     outcomes = run_all(runs)
     complete = [one.run for one in outcomes if one.status == "complete"]
@@ -208,9 +188,7 @@ def _one(run: Run, export: str | None) -> int:
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     from benchmark.launch import run as one_run
-    from benchmark.launch.progress import Display
     from benchmark.runs.exported import export as write_model
-    from benchmark.runs.states import state
 
     def is_first() -> bool:  # which is known for sure once the processes have met
         return bool(getattr(rank_zero_only, "rank", 0) == 0)
@@ -229,16 +207,11 @@ def _one(run: Run, export: str | None) -> int:
 
 def _told(run: Run, more: str = "") -> str:
     """The folder of a complete run and its readings."""
-    from benchmark.runs.records import READING, read_record
-
     record = read_record(run.folder)
     lines = [f"{run.folder}{more}"]
-    shown = ["best", "last", run.config.report]
-    if run.config.average_last:
-        shown.append("averaged")
-    for name in dict.fromkeys(shown):
-        reading = record[READING[name]]
-        when = f"round {reading['round']}" if "round" in reading else f"{reading['rounds']} rounds"
-        scores = (f"{metric} {value:.2f}" for metric, value in reading.items() if isinstance(value, float))
-        lines.append(f"{name} ({when}): {', '.join(scores)}")
+    for name in dict.fromkeys(["best", "last", run.config.report, "averaged"]):
+        if reading := record.get(READING[name]):
+            when = f"round {reading['round']}" if "round" in reading else f"{reading['rounds']} rounds"
+            scores = (f"{metric} {value:.2f}" for metric, value in reading.items() if isinstance(value, float))
+            lines.append(f"{name} ({when}): {', '.join(scores)}")
     return "\n".join(lines)

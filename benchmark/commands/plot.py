@@ -4,7 +4,7 @@ from typing import Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import listed
+from benchmark.commands.common import TEXT, listed
 from benchmark.suites.suite import load
 from datamodules.common.errors import ConfigError
 
@@ -13,9 +13,8 @@ ABOUT = "Draw columns of the records of runs, or of a suite's rows with their se
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
-    text = str | None
     parser.add_argument("runs", nargs="*", help="folders of runs; or name rows of a suite with --suite and --row")
-    parser.add_argument("--suite", type=text, help="the suite of --row, or the path of a .yaml file")
+    parser.add_argument("--suite", type=TEXT, help="the suite of --row, or the path of a .yaml file")
     parser.add_argument(
         "--row",
         action="append",
@@ -27,7 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--axis", type=Literal["round", "bytes", "seconds"], default="round", help="what to draw against"
     )
     parser.add_argument("--columns", type=str, default="acc", help="keys of metrics.jsonl, e.g. acc,pseudo/selected")
-    parser.add_argument("--labels", type=text, help="names of the curves in the legend, one per curve, e.g. a,b,c")
+    parser.add_argument("--labels", type=TEXT, help="names of the curves in the legend, one per curve, e.g. a,b,c")
     parser.add_argument("--out", type=str, default="curves.png", help="file to write; its suffix gives the format")
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import listed
+from benchmark.commands.common import TEXT, listed
 from datamodules.common.errors import ConfigError
 
 ABOUT = "Check whether runs follow the rules, or write all results to one Parquet file and one CSV file."
@@ -12,7 +12,6 @@ ABOUT = "Check whether runs follow the rules, or write all results to one Parque
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
-    text = str | None
     parser.add_argument(
         "--check",
         type=str,
@@ -21,8 +20,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="check these runs, or all runs below these folders: print every problem, and exit with 1 if there is one. "
         "Nothing is run, and no class that only a record names is imported",
     )
-    parser.add_argument("--export", type=text, help="write all results to this .parquet file, and to a .csv beside it")
-    parser.add_argument("--papers", type=text, help="suites, e.g. news,mine.yaml; default: those of this package")
+    parser.add_argument("--export", type=TEXT, help="write all results to this .parquet file, and to a .csv beside it")
+    parser.add_argument("--papers", type=TEXT, help="suites, e.g. news,mine.yaml; default: those of this package")
     parser.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
     parser.add_argument("--data_dir", type=str, default="data", help="with --check: folder with the data sets")
 
@@ -34,11 +33,10 @@ def run(options: Namespace) -> int:
     from benchmark.suites.suite import available, load
 
     suites = [load(paper) for paper in listed(options.papers, "--papers") or available()]
-    results = Path(options.results_dir)
     if options.check is None:
         from benchmark.report.release import export
 
-        print(f"wrote {options.export}: {export(results, Path(options.export), suites)} runs")
+        print(f"wrote {options.export}: {export(Path(options.results_dir), Path(options.export), suites)} runs")
         return 0
     from benchmark.board.checking import Checker, runs_below
 

@@ -22,31 +22,24 @@ ABOUT = "Run whatever the tables of a paper still lack, then write the tables."
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
-    text = str | None
     common.add_suite_arguments(parser)
     common.add_seeds_argument(parser)
-    parser.add_argument("--tables", type=text, help="run only what these tables need, e.g. 1,4")
-    parser.add_argument("--methods", type=text, help="run only these rows: labels, separated by commas")
-    parser.add_argument("--only", type=text, help="run only patterns of table/dataset/method")
+    parser.add_argument("--tables", type=common.TEXT, help="run only what these tables need, e.g. 1,4")
+    parser.add_argument("--methods", type=common.TEXT, help="run only these rows: labels, separated by commas")
+    parser.add_argument("--only", type=common.TEXT, help="run only patterns of table/dataset/method")
     parser.add_argument(
         "--precision",
-        type=text,
+        type=common.TEXT,
         help=f"{', '.join(PRECISIONS)}, in place of the suite's: makes separate runs, and tables named after it",
     )
     parser.add_argument(
         "--rounds", type=int | None, help="in place of the suite's: makes separate runs, and tables named after it"
     )
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="delete what earlier runs have left of all that is asked for, and run it",
-    )
-    parser.add_argument(
-        "--dry_run", action="store_true", help="run nothing; print the rounds left, and the time where records allow"
-    )
+    common.add_flag(parser, "--overwrite", "delete what earlier runs have left of all that is asked for, and run it")
+    common.add_flag(parser, "--dry_run", "run nothing; print the rounds left, and the time where records allow")
     parser.add_argument(
         "--slurm",
-        type=text,
+        type=common.TEXT,
         metavar="OPTIONS",
         help="submit the missing runs as a job array, with these options for sbatch ('' for none); run nothing here",
     )

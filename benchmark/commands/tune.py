@@ -14,11 +14,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--row", type=str | None, help="tune only patterns of table/dataset/method, separated by commas"
     )
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="delete what earlier trials of these rows have left, and run them again",
-    )
+    common.add_flag(parser, "--overwrite", "delete what earlier trials of these rows have left, and run them again")
     common.add_jobs_arguments(parser)
 
 

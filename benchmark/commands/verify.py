@@ -24,8 +24,7 @@ def run(options: Namespace) -> int:
     from benchmark.report.compare import compare
 
     found = compare(Path(options.one), Path(options.other))
-    for line in found.lines:
-        print(printable(line))
+    print(*map(printable, found.lines), sep="\n")
     if found.equal or found.within is None:
         print("equal" if found.equal else "not equal")
     else:

@@ -21,10 +21,7 @@ def go_on(run: Run, files: RunFolder) -> None:
     The longest one counts. It has kept its state only where its training never asked for the number of rounds
     (``Visit.rounds``), so both runs would have trained alike up to there. It stays as it is.
     """
-    if (run.folder / "record.json").exists():
-        return
-    shorter = _shorter(run)
-    if not shorter:
+    if (run.folder / "record.json").exists() or not (shorter := _shorter(run)):
         return
     path = max(shorter, key=lambda path: shorter[path]["rounds"]["total"])
     with files.lock():

@@ -1,7 +1,6 @@
 """What started the processes of a run: the run itself, ``torchrun`` or SLURM's ``srun``."""
 
 import os
-from typing import NamedTuple
 
 from datamodules.common.errors import ConfigError
 
@@ -11,15 +10,8 @@ ALLOCATION = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_PROCID", "SLURM_LO
 INTERACTIVE = ("bash", "interactive")  # names of SLURM's jobs that Lightning leaves alone
 
 
-class Torchrun(NamedTuple):
-    """What ``torchrun`` has started: the number of processes per node, and of nodes."""
-
-    local: int
-    nodes: int
-
-
-def torchrun() -> Torchrun | None:
-    """The processes of this run, if ``torchrun`` has started them; otherwise ``None``.
+def torchrun() -> tuple[int, int] | None:
+    """The number of processes per node, and of nodes, if ``torchrun`` has started them; otherwise ``None``.
 
     Raises:
         ConfigError: the variables that it sets are not whole, as where one of them is left over from elsewhere.
@@ -27,7 +19,7 @@ def torchrun() -> Torchrun | None:
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # as Lightning's TorchElasticEnvironment detects it
         return None
     local, world = _number("LOCAL_WORLD_SIZE", "torchrun"), _number("WORLD_SIZE", "torchrun")
-    return Torchrun(local, world // local)
+    return local, world // local
 
 
 def slurm_tasks() -> int:
@@ -74,9 +66,8 @@ def check_left_over() -> None:
 
 def is_one_of_several() -> bool:
     """Whether something else has started this process and others beside it."""
-    started = torchrun()
-    by_srun = "SLURM_STEP_NUM_TASKS" in os.environ and _allocated() > 1
-    return by_srun or (started is not None and started.local * started.nodes > 1)
+    several = torchrun() not in (None, (1, 1))
+    return ("SLURM_STEP_NUM_TASKS" in os.environ and _allocated() > 1) or several
 
 
 def _allocated() -> int:

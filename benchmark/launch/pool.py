@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmark.config import Run
 from benchmark.launch.launchers import is_one_of_several, leave_allocation
 from benchmark.launch.placement import gpus_of, pinned
-from benchmark.launch.progress import Display
+from benchmark.launch.progress import POLL_S, Display
 from benchmark.launch.signals import SIGNALS, STOPPED, check_stopped, die_with_parent, stoppable, stopping_children
 from benchmark.registry import imported
 from benchmark.runs.console import Console
@@ -28,7 +28,6 @@ from datamodules.common.errors import BenchError, ConfigError, Stopped, message_
 FIT = "benchmark.launch.run.fit"
 IMPORTED = ("benchmark.launch.run", "benchmark.federation.loop", "sklearn.datasets")
 LOG = "output.log"
-POLL_S = 0.5
 
 
 @dataclass(frozen=True)

@@ -89,9 +89,8 @@ class Recorder:
         has asked for the number of rounds.
         """
         held = {**federation.server, **federation.method.tensors("frozen")}
-        weights = {name: value.cpu() for name, value in held.items()}
         self.files.check_claim()
-        save_plain(self.files.path / WEIGHTS, weights)
+        save_plain(self.files.path / WEIGHTS, {name: value.cpu() for name, value in held.items()})
         state = {**federation.state_dict(), "origin": self.files.origin}
         large = num_bytes(state) > KEPT_BYTES or any(isinstance(one, OnDisk) for one in state["clients"].values())
         if not (federation.planned.asked or federation.average_last or large):

@@ -85,17 +85,17 @@ def _launchable(run: Run) -> tuple[Run, bool]:
     loggers.callbacks(run.config.runtime.callbacks)
     started, tasks = torchrun(), slurm_tasks()
     if started:
-        run = run.replace(runtime=replace(run.config.runtime, devices=started.local, num_nodes=started.nodes))
+        devices, nodes = started
+        run = run.replace(runtime=replace(run.config.runtime, devices=devices, num_nodes=nodes))
     run = placed(run)
     rt = run.config.runtime
-    spawned = (rt.devices != 1 or rt.num_nodes != 1) and not (tasks or started)
-    if tasks and not started:
-        asked = int(rt.devices) * rt.num_nodes
-        if asked not in (1, tasks):
-            raise ConfigError(
-                f"{rt.devices} devices on {rt.num_nodes} nodes are asked for, but SLURM started {tasks} tasks; "
-                "give one task per device (--ntasks), or --devices 1"
-            )
+    asked = int(rt.devices) * rt.num_nodes
+    spawned = asked != 1 and not (tasks or started)
+    if tasks and not started and asked not in (1, tasks):
+        raise ConfigError(
+            f"{rt.devices} devices on {rt.num_nodes} nodes are asked for, but SLURM started {tasks} tasks; "
+            "give one task per device (--ntasks), or --devices 1"
+        )
     if spawned and rt.num_nodes != 1:
         raise ConfigError(
             f"{rt.num_nodes} nodes are asked for, but nothing has started this process on each of them; start it with "

@@ -6,14 +6,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from string import Template
 
-from benchmark.config import Run, to_yaml
+from benchmark.config import Run
 from benchmark.launch.signals import STOPPED
 from datamodules.common.errors import ConfigError, RunError
-from datamodules.common.files import write_atomic
+from datamodules.common.files import write_changed
+from datamodules.common.yaml import dump_yaml
 
 FOLDER = "slurm"
 LIST = "runs.txt"
@@ -76,15 +77,12 @@ def write(runs: Sequence[Run], name: str, results: Path, bundle: int = 1) -> Pat
     Returns:
         the script, ready for ``sbatch``.
     """
-    texts = {run.id: to_yaml(_anywhere(run).config) for run in runs}
+    texts = {run.id: dump_yaml(asdict(_anywhere(run).config)) for run in runs}
     digest = hashlib.sha256("".join(texts.values()).encode()).hexdigest()[:8]
     folder = (results / FOLDER / f"{name}-{digest}").absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    configs = {folder / f"{identifier}.yaml": text for identifier, text in texts.items()}
-    for config, text in configs.items():
-        write_atomic(config, text)
-    write_atomic(folder / LIST, "".join(f"{config}\n" for config in configs))
-    script = JOB.substitute(
+    files = {folder / f"{identifier}.yaml": text for identifier, text in texts.items()}
+    files[folder / LIST] = "".join(f"{config}\n" for config in files)
+    files[folder / SCRIPT] = JOB.substitute(
         name=f"fssl-{name}",
         array=array_of(len(runs), bundle),
         bundle=bundle,
@@ -94,7 +92,7 @@ def write(runs: Sequence[Run], name: str, results: Path, bundle: int = 1) -> Pat
         python=shlex.quote(sys.executable),
         stopped=STOPPED,
     )
-    write_atomic(folder / SCRIPT, script)
+    write_changed(files)
     return folder / SCRIPT
 
 

@@ -110,8 +110,7 @@ def _run(fabric: Fabric, run: Run, files: RunFolder, recorder: Recorder | None) 
         check_stopped()  # processes that others have left may fail before the signal that was sent to all reaches them
         failure: BaseException = error
         if not isinstance(error, Exception):
-            told = f"the method or the data set raised {type(error).__name__}: {error}"
-            failure = RunError(f"{files.path}: {told}")
+            failure = RunError(f"{files.path}: the method or the data set raised {type(error).__name__}: {error}")
         if recorder and (files.record or not isinstance(failure, (ConfigError, DataError))):
             files.fail(failure, run)
         if failure is error:

@@ -17,12 +17,8 @@ from benchmark.perf.measure import Section, alone, config_of, federation_of, int
 from benchmark.runs.environment import cores
 
 ROUNDS = 3
-CASES = [  # network, clients, images per round
-    ("small_cnn", 10, 50_000),
-    ("resnet18", 2, 2_000),
-    ("resnet9", 2, 400),
-    ("wrn28_2", 2, 400),
-]
+CASES = [("small_cnn", 10, 50_000), ("resnet18", 2, 2_000), ("resnet9", 2, 400), ("wrn28_2", 2, 400)]
+"""Network, clients, images per round."""
 GROWTH = [  # network, registered, active
     *(("small_cnn", 10**power, 10) for power in range(2, 7)),
     *(("small_cnn", 10_000, active) for active in (100, 1_000)),

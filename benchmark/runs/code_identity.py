@@ -43,8 +43,7 @@ def code_version() -> str:
     A checkout that git cannot describe is marked ``-unknown``: its code may be anything.
     """
     checkout = (ROOT / ".git").exists()
-    described = _git("describe", "--always", "--tags", "--abbrev=12") if checkout else None
-    if described:
+    if checkout and (described := _git("describe", "--always", "--tags", "--abbrev=12")):
         return described.strip() + ("-dirty" if _git("status", "--porcelain", "--", *CODE) else "")
     return package_version() + ("-unknown (a checkout, and no git to ask)" if checkout else "")
 
@@ -83,8 +82,7 @@ def users_source(run: Run) -> str | None:
     Returns:
         Twelve hexadecimal digits; ``None`` if there are none, or no files, as in some notebooks.
     """
-    pipeline = str(run.config.data.init_args.get("pipeline"))
-    paths = (run.config.model, run.config.data.class_path, pipeline)
+    paths = (run.config.model, run.config.data.class_path, str(run.config.data.init_args.get("pipeline")))
     names = [cls.__module__ for cls in run.class_of("method").__mro__] + [path.rpartition(".")[0] for path in paths]
     files: dict[str, Path] = {}
     for name in names:  # which grow

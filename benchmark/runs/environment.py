@@ -8,6 +8,7 @@ import platform
 import re
 import sys
 import time
+from contextlib import suppress
 from typing import Any, Literal
 
 from datamodules.common import system
@@ -62,15 +63,10 @@ def gpu_name(accelerator: str) -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
-def uses_gpu(environment: dict[str, Any]) -> bool:
-    """Whether a run was made on a GPU, from its record's ``environment``."""
-    return bool(environment.get("gpu")) and environment.get("accelerator") != "cpu"
-
-
 def hardware(environment: dict[str, Any]) -> str:
     """The hardware of a run in one phrase, from its record's ``environment``."""
     devices, gpu = environment.get("devices", 1), environment.get("gpu")
-    if uses_gpu(environment):
+    if gpu and environment.get("accelerator") != "cpu":
         return f"{devices} x {gpu}" if devices not in (1, "auto") else str(gpu)
     processes = devices if isinstance(devices, int) else 1
     return f"{environment['cpu']}, {processes * environment['threads']} of {environment['cores']} cores per run"
@@ -116,11 +112,9 @@ def cpu_share() -> float | None:
     """The container's CPU quota in cores, from control groups of either version; ``None`` without a limit."""
     group = system.ROOT / "sys" / "fs" / "cgroup"
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        try:
+        with suppress(OSError, ValueError):  # no such file, or no limit (``max``)
             quota, period = " ".join((group / name).read_text() for name in names).split()
             return int(quota) / int(period) if int(quota) > 0 else None
-        except (OSError, ValueError):  # no such file, or no limit (``max``)
-            continue
     return None
 
 

@@ -18,8 +18,7 @@ from benchmark.config import Run, identity
 from benchmark.runs import records
 from benchmark.runs.code_identity import code_version, revision, uncommitted
 from benchmark.runs.environment import environment
-from benchmark.runs.lock import NAME as LOCK
-from benchmark.runs.lock import Claim, run_lock
+from benchmark.runs.lock import LOCK, Claim, run_lock
 from benchmark.runs.records import AVERAGED, FACTS, READINGS, Record, Row, finite
 from benchmark.runs.states import CHECKPOINTS
 from datamodules.common.errors import RunError
@@ -93,11 +92,9 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         for left in self.path.glob(".*.tmp"):  # left by a killed write
             left.unlink(missing_ok=True)
-        before = self._interrupted()
-        if before:
+        if before := self._interrupted():
             self._check_data(before, facts)
         code = code_version()
-        timing: dict[str, Any] = before["timing"] if before else {"started": _now(), "seconds": 0.0}
         self.record = {
             "schema_version": records.SCHEMA_VERSION,
             "run_id": run.id,
@@ -116,10 +113,11 @@ class RunFolder:
             "bytes_up": 0,
             "bytes_down": 0,
             "error": None,
-            "timing": timing,
+            "timing": before["timing"] if before else {"started": _now(), "seconds": 0.0},
             "environment": {
                 **environment(),
-                **_runtime(run),
+                # Local folders are left out, since records are shared.
+                **{name: value for name, value in asdict(config.runtime).items() if not name.endswith("_dir")},
                 "precision": config.precision,
                 "revisions": _with(records.revisions(before) if before else [], revision(run)),
                 "code_versions": _with(records.code_versions(before) if before else [], code),
@@ -295,11 +293,6 @@ def discard(folders: Iterable[Path]) -> None:
 
 def _with(before: Sequence[str], now: str) -> list[str]:
     return list(dict.fromkeys([*before, now]))
-
-
-def _runtime(run: Run) -> dict[str, Any]:
-    """How the run was executed, without local folders, since records are shared."""
-    return {k: v for k, v in asdict(run.config.runtime).items() if not k.endswith("_dir")}
 
 
 def digest_of(rows: Sequence[Row]) -> str:

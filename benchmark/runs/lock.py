@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from datamodules.common.errors import RunError
 from datamodules.common.files import named
 
-NAME = "run.lock"
+LOCK = "run.lock"
 PATIENCE_S = 0.2  # for ``locked``, which holds the lock for an instant
 NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)
 FRESH_S = 120.0  # time after its last heartbeat during which a run on another host counts as alive
@@ -41,7 +41,7 @@ class Claim:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / NAME
+        self.path = folder / LOCK
         self.text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "claim": secrets.token_hex(8)})
         with named(self.path):
             self.path.write_text(self.text)
@@ -77,7 +77,7 @@ def run_lock(folder: Path, heartbeat_s: float = 5.0) -> Iterator[Claim]:
         RunError: the folder is not writable.
         OSError: the disk is full; names the file.
     """
-    path = folder / NAME
+    path = folder / LOCK
     lock = FileLock(path, PATIENCE_S, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire()
@@ -108,7 +108,7 @@ def run_lock(folder: Path, heartbeat_s: float = 5.0) -> Iterator[Claim]:
 def locked(folder: Path) -> bool:
     """Whether a live process (visible from this host) holds the folder."""
     try:
-        with open(folder / NAME, "rb") as file:
+        with open(folder / LOCK, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two simultaneous checks do not see each other
     except BlockingIOError:
         return True
@@ -120,7 +120,7 @@ def locked(folder: Path) -> bool:
 def holder(folder: Path) -> dict[str, Any]:
     """Return ``pid`` and ``host`` of the last holder; empty after a clean release."""
     try:
-        found = json.loads((folder / NAME).read_bytes())
+        found = json.loads((folder / LOCK).read_bytes())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -135,7 +135,7 @@ def alive_elsewhere(folder: Path) -> bool:
     if holder(folder).get("host", here) == here:
         return False
     with suppress(OSError):
-        return abs(time.time() - (folder / NAME).stat().st_mtime) < FRESH_S
+        return abs(time.time() - (folder / LOCK).stat().st_mtime) < FRESH_S
     return False
 
 

@@ -43,9 +43,7 @@ def lightning_loggers(given: str | None, folder: Path) -> list[Logger]:
         ConfigError: a name is unknown, or a logger's package is missing.
     """
     made = []
-    for name in names(given):
-        if name == "wandb":
-            continue
+    for name in [one for one in names(given) if one != "wandb"]:
         if name not in LOGGERS:
             raise unknown("logger", name, [*LOGGERS, "wandb"])
         try:

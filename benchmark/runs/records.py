@@ -34,7 +34,6 @@ FACTS = ("partition_hash", "data_sha256", "labelled_histogram")
 CLOCK = ("timing", "environment")  # what may differ between equal runs
 NESTED = (dict, list)
 SOURCE = ", source "  # between a revision and the digest of the user's source
-FIRST_REVISION = "method 1, framework 1"
 RESTORE = "restore the file as the run wrote it, or delete the folder to start over"
 
 Row = dict[str, Any]
@@ -45,7 +44,6 @@ Record = dict[str, Any]
 Count = Annotated[int, Field(ge=0)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Percent = Annotated[float, Field(ge=0, le=100 + 1e-6)]  # a weighted mean of hundreds may be a rounding error above
-Text = str | None
 
 
 class _Part(BaseModel):
@@ -129,7 +127,7 @@ class _RunRecord(_Part):
     scale: str
     config: _Config
     seeds: dict[str, int | None]
-    partition_hash: Text
+    partition_hash: str | None
     data_sha256: dict[str, str] | None
     labelled_histogram: list[Any] | None
     code_version: str
@@ -140,7 +138,7 @@ class _RunRecord(_Part):
     averaged: _Metrics | None = None
     bytes_up: Count
     bytes_down: Count
-    error: Text
+    error: str | None
     timing: _Timing
     environment: _Environment
 
@@ -216,7 +214,7 @@ def revisions(record: Record) -> list[str]:
 
     Records from before there were revisions are of the first.
     """
-    return record["environment"].get("revisions") or [FIRST_REVISION]
+    return record["environment"].get("revisions") or ["method 1, framework 1"]
 
 
 def read_record(path: Path) -> Record:
