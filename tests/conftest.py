@@ -5,14 +5,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from machines import Machine
 
-sys.path.insert(0, str(Path(__file__).parent))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by shells that run the tests in the background
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored by nohup
 

@@ -12,7 +12,6 @@ from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands.common import DOTTED, MAPPINGS, TEXT, add_flag, asked_help, discard, numbers, show_plan
 from benchmark.config import Run, RunConfig, Runtime, apply, class_spec, from_dict, identity, roster_args, with_pipeline
-from benchmark.launch.progress import Display, label
 from benchmark.registry import KINDS, converted, find_class, handed_over
 from benchmark.runs.records import READING, read_record
 from benchmark.runs.states import look, state
@@ -175,6 +174,7 @@ def _described(values: Mapping[str, Any], start: Run | None, point: Point) -> Ru
 def _several(runs: Sequence[Run]) -> int:
     """Make one run after the other, in a process each, and tell their readings; if one fails, the others still run."""
     from benchmark.launch.pool import run_all
+    from benchmark.launch.progress import label
 
     outcomes = run_all(runs)
     complete = [one.run for one in outcomes if one.status == "complete"]
@@ -188,6 +188,7 @@ def _one(run: Run, export: str | None) -> int:
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     from benchmark.launch import run as one_run
+    from benchmark.launch.progress import Display
     from benchmark.runs.exported import export as write_model
 
     def is_first() -> bool:  # which is known for sure once the processes have met

@@ -1,10 +1,7 @@
-"""Job arrays, and runs of several nodes, on SLURM itself: the daemons of two nodes on this machine."""
+"""Job arrays on SLURM, with stand-ins for its commands."""
 
-import getpass
 import os
-import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -12,117 +9,28 @@ import pytest
 from benchmark.cli import main
 from benchmark.config import Runtime, from_dict, run_id
 from benchmark.launch import slurm
-from benchmark.runs.records import read_rows, without_clock
 from benchmark.suites import suite
 from datamodules.common.errors import RunError
 from datamodules.common.yaml import read_yaml
-from two_processes import free_port
-
-DAEMONS = ("munged", "slurmctld", "slurmd", "srun")
-PATIENCE_S = 100
 
 SUITE = """\
 paper: tiny
 title: One row on digits
 published: null
 report: last
-base: {set: {data: digits, model: small_cnn, data.num_clients: 4, data.labelled_clients: 1, rounds: ROUNDS}}
+base: {set: {data: digits, model: small_cnn, data.num_clients: 4, data.labelled_clients: 1, rounds: 2}}
 datasets: {digits: {set: {}}}
 labels: {FedAvg: {method: fedavg}}
 tables: {"1": {title: One, datasets: [digits], metrics: [acc], rows: [{method: FedAvg}]}}
 scales: {quick: {note: tiny, seeds: [0, 1]}}
 """
 
-CLUSTER = """\
-ClusterName=test
-SlurmctldHost=localhost(127.0.0.1)
-SlurmctldPort={controller}
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=5
-CredType=cred/munge
-SlurmUser={user}
-SlurmdUser={user}
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool.%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.%n.log
-MpiDefault=none
-ProctrackType=proctrack/pgid
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
-SchedulerParameters=sched_interval=1,bf_interval=1
-JobRequeue=1
-NodeName=one NodeHostname=localhost NodeAddr=127.0.0.1 Port={first} CPUs=2
-NodeName=two NodeHostname=localhost NodeAddr=127.0.0.1 Port={second} CPUs=2
-PartitionName=low Nodes=one,two Default=YES PriorityTier=1 GraceTime=60 State=UP
-PartitionName=high Nodes=one PriorityTier=2 PreemptMode=OFF State=UP
-"""
 
-
-def tiny(tmp_path, rounds=2):
+def tiny(tmp_path):
     """The path of a suite with one row and two seeds."""
     path = tmp_path / "tiny.yaml"
-    path.write_text(SUITE.replace("ROUNDS", str(rounds)))
+    path.write_text(SUITE)
     return path
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    """SLURM's daemons for two nodes, each with two processors; its commands find them through ``SLURM_CONF``."""
-    if missing := [name for name in DAEMONS if shutil.which(name) is None]:
-        pytest.skip(f"needs {', '.join(missing)} (Debian: slurmctld, slurmd, slurm-client, munge)")
-    place = tmp_path_factory.mktemp("slurm")
-    place.chmod(0o755)
-    (place / "state").mkdir()
-    key = place / "munge.key"
-    key.write_bytes(os.urandom(1024))
-    key.chmod(0o600)
-    controller, first, second = (free_port() for _ in range(3))
-    conf = place / "slurm.conf"
-    conf.write_text(
-        CLUSTER.format(folder=place, user=getpass.getuser(), controller=controller, first=first, second=second)
-    )
-    munge = [f"--{what}-file={place}/munge.{what}" for what in ("key", "log", "pid", "seed")]
-    daemons = [
-        ["munged", "--force", "--foreground", f"--socket={place}/munge.socket", *munge],
-        ["slurmctld", "-D"],
-        ["slurmd", "-D", "-N", "one"],
-        ["slurmd", "-D", "-N", "two"],
-    ]
-    environment = {**os.environ, "SLURM_CONF": str(conf)}
-    running = []
-    try:
-        for number, command in enumerate(daemons):
-            with open(place / f"{number}-{command[0]}.out", "wb") as log:
-                running.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-            time.sleep(0.5)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("SLURM_CONF", str(conf))
-            patch.setenv("MASTER_ADDR", "127.0.0.1")  # no host has the name of one of these nodes
-            patch.setenv("OMP_NUM_THREADS", "1")
-            _until(lambda: _lines("sinfo", "--noheader", "--states=idle", "--format=%N", "--Node") >= {"one", "two"})
-            yield
-    finally:
-        for process in reversed(running):
-            process.terminate()
-        for process in running:
-            process.wait()
-
-
-def _lines(*command):
-    return set(subprocess.run(command, capture_output=True, text=True).stdout.split())
-
-
-def _until(true, what="the cluster"):
-    end = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < end, f"{what}: not within {PATIENCE_S} s"
-        time.sleep(0.2)
 
 
 def _table(path, results, *more):
@@ -201,21 +109,3 @@ def test_what_sbatch_refuses_is_told_in_its_words(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(RunError, match=r"sbatch: error: .* --partition=none"):
         slurm.submit(tmp_path / "job.sh", "--partition=none")
-
-
-@pytest.mark.timeout(300)
-def test_a_task_that_is_preempted_saves_goes_back_to_the_queue_and_continues(tmp_path, cluster):
-    path, results, ours = tiny(tmp_path, rounds=40), tmp_path / "array", tmp_path / "here"
-    assert _table(path, results, "--seeds", "0", "--threads", "1", "--slurm=--partition=low --nodelist=one") == 0
-    (run,) = suite.load(str(path)).plan("quick", [0]).runs.values()
-    rows = results / "runs" / run.folder.name / "metrics.jsonl"
-    _until(lambda: rows.exists() and len(rows.read_text().splitlines()) >= 3, "the first rounds")
-    urgent = ["sbatch", "--partition=high", "--nodes=1", "--ntasks=2", f"--output={tmp_path}/urgent.log", "--wrap=true"]
-    subprocess.run(urgent, check=True, capture_output=True)
-    _until(lambda: not _lines("squeue", "--noheader", "--format=%i"), "both jobs")
-    (log,) = results.glob("slurm/tiny-quick-*/*.log")
-    told = log.read_text()
-    assert "stopped by SIGTERM" in told and "continues from round" in told, told
-    assert _table(path, ours, "--seeds", "0", "--threads", "1", "--jobs", "1") == 0
-    made, again = (without_clock(read_rows(path)) for path in (rows.parent, ours / "runs" / rows.parent.name))
-    assert made == again
