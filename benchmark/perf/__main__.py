@@ -30,7 +30,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sections", nargs="+", help=f"of {', '.join(SECTIONS)}, gpu; methods follow after colons")
     parser.add_argument("--write", type=Path, help="Markdown file for the tables; it is replaced")
-    parser.add_argument("--parts", nargs="+", choices=gpu.PARTS, default=list(gpu.PARTS), help="gpu: only these")
+    parser.add_argument(
+        "--parts", nargs="+", choices=gpu.PARTS, help="gpu: these; default: all with methods, else agreement"
+    )
     parser.add_argument("--trial", action="store_true", help="gpu: the same code on the CPU with tiny sizes")
     given = parser.parse_args(words)
     tables: list[Iterator[Section]] = []
@@ -44,7 +46,8 @@ def main(words: Sequence[str] | None = None) -> int:
             if not given.trial and not torch.cuda.is_available():
                 print("gpu: this machine has no GPU that torch can use; --trial runs the same code on the CPU")
                 return 2
-            tables += [gpu.PARTS[part](methods, given.trial) for part in given.parts]
+            parts = given.parts or (gpu.PARTS if methods else ["agreement"])
+            tables += [gpu.PARTS[part](methods, given.trial) for part in parts]
         elif name in SECTIONS:
             tables += [SECTIONS[name](method) for method in methods]
         else:

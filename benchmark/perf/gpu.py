@@ -77,7 +77,7 @@ def ends(method: str, device: str, **engine: Any) -> list[Tensor]:
 
 
 def time_engines(methods: Sequence[str], trial: bool) -> Iterator[Section]:
-    """Time the reference and slots, by network, precision and number of slots; without ``methods`` for FedAvg."""
+    """Time the reference and slots, by network, precision and number of slots."""
     note = (
         f"Milliseconds for the visits of {CLIENTS} clients of {BATCHES} full batches each, after a warm-up in which "
         "steps are recorded."
@@ -85,7 +85,7 @@ def time_engines(methods: Sequence[str], trial: bool) -> Iterator[Section]:
     slots, networks = (TRIAL_SLOTS, TRIAL_NETWORKS) if trial else (SLOTS, NETWORKS)
     names = [f"K = {number}, ms" for number in slots]
     headers = ["network", "batch", "precision", "replay", "reference, ms", *names, "reference / best"]
-    for method in methods or ["fedavg"]:
+    for method in methods or known_names(KINDS["method"]):
         section = table(f"Engines, visits of `{method}`", headers, note, trial)
         for precision, (network, batch), replay in product(("32-true", "bf16-mixed"), networks, (False, True)):
             data = {"images": CLIENTS * BATCHES * batch, "num_clients": CLIENTS, "labelled_clients": CLIENTS}

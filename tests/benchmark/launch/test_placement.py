@@ -50,7 +50,7 @@ def test_auto_takes_the_tasks_that_slurm_has_started(tmp_path, machine, monkeypa
 
 
 def test_runs_that_go_on_at_once_share_the_machine(tmp_path, machine, monkeypatch):
-    """Cores, and half of the free memory for states, however few runs are left; or what is asked for."""
+    """Cores, and a quarter of the free memory for states, however few runs are left; or what is asked for."""
     machine.cores = 8
     machine.write(proc__meminfo="MemAvailable: 16000000 kB\n")
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
@@ -62,7 +62,7 @@ def test_runs_that_go_on_at_once_share_the_machine(tmp_path, machine, monkeypatc
         first, *_ = pinned(runs, jobs)
         return first.config.runtime.devices, first.config.runtime.threads, first.config.runtime.client_memory
 
-    assert [shares(1), shares(4), shares(8, runs[:2])] == [(1, 8, 8.192), (1, 2, 2.048), (1, 1, 4.096)]
+    assert [shares(1), shares(4), shares(8, runs[:2])] == [(1, 8, 4.096), (1, 2, 1.024), (1, 1, 2.048)]
     assert shares(2, asked) == (1, 3, 0.5)
     begun(runs[0].replace(runtime=replace(runs[0].config.runtime, devices=1, threads=5)))
     assert shares(2)[1] == 5
