@@ -60,7 +60,7 @@ nitpick_ignore_regex = [
     (r"py:.*", rf"({'|'.join(OTHERS | FIELDS)})([.\[].*)?"),
     (
         r"py:.*",
-        r"nn\.Module|(dict|list|tuple)\[.*|.*\.(_\w+|Found|Thing|Facts|Allocation)",
+        r"nn\.Module|(dict|list|tuple)\[.*|.*\.(_\w+|Found|Name)",
     ),
 ]
 
