@@ -1,6 +1,5 @@
 """Run one configuration, make a paper's tables, see what is missing, draw curves, look at a partition."""
 
-import logging
 import os
 import re
 import sys
@@ -17,7 +16,7 @@ from benchmark.launch.launchers import check_left_over
 from benchmark.launch.signals import STOPPED, stoppable
 from benchmark.registry import KINDS, known_names, type_in_words
 from benchmark.runs.code_identity import code_version, package_version
-from benchmark.runs.console import printable
+from benchmark.runs.console import printable, tell_downloads
 from datamodules.common.errors import BenchError, ConfigError, Stopped, one_line
 from datamodules.common.yaml import read_value
 
@@ -48,9 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     os.environ["MPLBACKEND"] = "agg"  # figures go to files; matplotlib fails at its import where this names no backend
     argv = sys.argv[1:] if argv is None else argv
-    logging.getLogger("datamodules").setLevel(logging.INFO)  # downloads and encoded texts may take minutes
-    if logging.lastResort is not None:  # prints on stderr
-        logging.lastResort.setLevel(logging.INFO)
+    tell_downloads()
     try:
         with stoppable():
             try:

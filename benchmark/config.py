@@ -78,7 +78,9 @@ class Runtime:
         _check_least(self, devices=1, num_nodes=1, threads=1, slots=1, client_memory=0, checkpoint_every_s=0)
         for name in ("data_dir", "results_dir"):
             if str(path := getattr(self, name)).startswith("~"):
-                raise ConfigError(f"--{name}={path}: the shell has not replaced ~; put a space for the =")
+                raise ConfigError(
+                    f"{name}={path}: only a shell replaces ~, after a space and not after =; write the folder out"
+                )
 
 
 @dataclass(frozen=True)

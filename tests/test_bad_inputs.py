@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from benchmark import cli
 from benchmark.runs.records import read_record
@@ -101,6 +102,11 @@ def uploads(change: Callable[[Any], Any]) -> Callable[..., Upload | None]:
     return make_upload
 
 
+def with_a_part_named_generator(self: FedAvg, model: nn.Module, **base: Any) -> None:
+    FedAvg.__init__(self, model, **base)
+    self.generator = nn.Linear(1, 1)  # type: ignore[assignment]
+
+
 DECLARED: dict[str, Members] = {
     "Mine cannot be made: KeyError: 'width' (": {"__init__": lambda self, model, **base: {}["width"]},
     "'mu' of Mine has no default: give --method.mu": {"__init__": lambda self, model, mu, **base: None},
@@ -108,6 +114,7 @@ DECLARED: dict[str, Members] = {
     "did you mean 'model'?": {"scopes": {**FedAvg.scopes, "modle": "personal"}},
     "did you mean 'labelled'?": {"views": {"labeled": {"x": "weak"}}},
     "the view 'wek'": {"views": {"labelled": {"x": "wek"}}},
+    "Mine.generator is the framework's own": {"__init__": with_a_part_named_generator},
     "Mine.agregate is never called: did you mean 'aggregate'?": {"agregate": lambda self, uploads: None},
 }
 HOOKS: dict[str, Members] = {
@@ -129,6 +136,7 @@ HOOKS: dict[str, Members] = {
     "Mine.aggregate, round 0: it returned a value": {"aggregate": lambda self, uploads: uploads[0].tensors},
     "Mine.select_clients, round 0: it returned [0, 1]": {"select_clients": lambda self, round, roster: [0, 1]},
     "depends on no trained parameter": {"training_step": lambda self, batch, number: torch.zeros(())},
+    "'loss' is 0.5; give a tensor": {"make_upload": uploads(lambda made: made.stats.update(loss=0.5))},
     "make_upload returned a dict": {"make_upload": lambda self, client: {}},
     "remember, round 0: it returned a list": {"remember": lambda self, uploads: []},
     "Mine.predict, round 0: it gives the shape": {"predict": lambda self, images: self(images)[:, :5].softmax(1)},

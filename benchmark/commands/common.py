@@ -117,8 +117,11 @@ def check_startable(runs: Iterable[Run]) -> None:
     Raises:
         BenchError: an option of the machine cannot be met, data are missing, or a value is wrong.
     """
+    from benchmark.launch.launchers import is_one_of_several, leave_allocation
     from benchmark.launch.run import check
 
+    if not is_one_of_several():
+        leave_allocation()  # as the processes of the runs do
     for run in {run.config.data.class_path: run for run in runs}.values():  # one for each data set
         check(run)
 

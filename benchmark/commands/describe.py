@@ -7,6 +7,7 @@ from jsonargparse import ArgumentParser, Namespace
 from benchmark.commands.common import TEXT, asked_help
 from benchmark.config import apply, class_spec
 from benchmark.registry import build
+from benchmark.runs.console import printable
 from datamodules.common.errors import ConfigError
 
 ABOUT = (
@@ -45,8 +46,7 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     names = ("num_clients", "scenario", *(given or DRAWN))
     drawn = [f"{name}={data.hparams[name]}" for name in names if data.hparams.get(name)]
     print(f"{spec.name}: {', '.join([*drawn, f'partition_seed={data.partition_seed}'])}\n")
-    print(_summary(data))
-    print(f"\n{data.about()}\npartition hash {data.partition.hash}")
+    print(printable(f"{_summary(data)}\n\n{data.about()}\npartition hash {data.partition.hash}"))
     if options.export:
         data.export(options.export)
         print(f"saved {options.export}")

@@ -189,11 +189,13 @@ def _one(run: Run, export: str | None) -> int:
 
     from benchmark.launch import run as one_run
     from benchmark.launch.progress import Display
+    from benchmark.launch.worker import keep_memory
     from benchmark.runs.exported import export as write_model
 
     def is_first() -> bool:  # which is known for sure once the processes have met
         return bool(getattr(rank_zero_only, "rank", 0) == 0)
 
+    keep_memory()
     before = state(run.folder)
     with Display(1).following(run) if is_first() else nullcontext():
         one_run.fit(run)

@@ -5,6 +5,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands.common import TEXT, listed
+from benchmark.runs.console import printable
 from datamodules.common.errors import ConfigError
 
 ABOUT = "Check whether runs follow the rules, or write all results to one Parquet file and one CSV file."
@@ -50,6 +51,6 @@ def run(options: Namespace) -> int:
         print(f"{name}: {len(seeds)} seeds")
     for problem, where in found.items():
         others = f" and {len(where) - 1} more" if len(where) > 1 else ""
-        print(f"{where[0]}{others}: {problem}")
+        print(printable(f"{where[0]}{others}: {problem}"))
     print(f"{len(runs)} runs, {len(found)} problems")
     return 1 if found else 0

@@ -149,6 +149,7 @@ def check_nothing_unregistered_survives_a_visit(subject: Subject) -> None:
 
 def all_of(federation: Federation, visit: Visit) -> dict[str, Tensor]:
     """Everything that comes of a visit, by name: what is uploaded, kept, and logged."""
+    federation.become_server()  # as it is when a round begins
     run, kept = federation.engine, federation.clients.get(visit.client)
     result, state = run.run_visit(visit, run.send(visit, federation.server), kept)
     upload = result.upload
@@ -168,7 +169,11 @@ def check_names_of_clients_do_not_matter(subject: Subject) -> None:
     found, expected = federation.server, subject.in_double
     shared = federation.method.names("shared")
     far = [name for name in shared if not torch.allclose(found[name], expected[name], rtol=1e-7, atol=1e-9)]
-    require_equal(far, "the same clients under other ids give another model: a step looks at the id of a client")
+    require_equal(
+        far,
+        "the same clients under other ids give another model: a step looks at the id of a client, or "
+        "select_clients draws by itself (take roster.sample or roster.shuffled, or let contract_args select all)",
+    )
 
 
 class TurnedRoster(Roster):
@@ -210,7 +215,11 @@ def check_registered_tensors_are_its_own(subject: Subject) -> None:
 # --- what hooks change, draw and make
 
 CHANGE = "another process, or the next client, would see something else; change a clone"
-DRAW = "it is not seeded for the visit; take client.generator('a purpose'), and self.generator while a client trains"
+LOST = "the next visit undoes it; change it in aggregate, remember, server_step or refresh_norm"
+DRAW = (
+    "it is not seeded for the visit; take client.generator('a purpose'), self.generator while a client trains, and "
+    "torch's global generator in hooks of the server, which is seeded for each"
+)
 STRAY = (
     "on a GPU it would be slow or fail; make tensors on the device (device=self.device), register constants as buffers"
 )
@@ -233,9 +242,12 @@ def check_hooks_keep_to_what_is_theirs(subject: Subject) -> None:
     @contextmanager
     def watch(hook: str) -> Iterator[None]:
         before = {name: value.clone() for name, value in lent(federation).items()}
-        states = global_states(hook)
+        states, own = global_states(hook), federation.method.tensors("shared", "server")
         yield
         drawn = global_states(hook)
+        if hook in ("select_clients", "broadcast", "sent_bytes"):
+            lost = different(federation.method.tensors("shared", "server"), own)
+            notes.update(f"{hook} changes {name}: {LOST}" for name in lost)
         notes.update(f"{hook} draws from {name}: {DRAW}" for name in states if states[name] != drawn[name])
         notes.update(f"{hook} changes {name}: {CHANGE}" for name in different(lent(federation), before))
 

@@ -198,16 +198,16 @@ def check_a_visit_is_a_fit(subject: Subject) -> None:
         visited = module.tensors(*SCOPES)
         with engine.context.seeded(*stream_of(visit)), warnings.catch_warnings(action="ignore"):
             site, work = engine.seats[0].begin_visit(visit, sent, start)
+            if not work:  # no fit
+                continue
             trainer = trainer_from(site.optimizer_states, len(work))
-            if work:
-                trainer.fit(module, Epochs(site, work))
-                steps += trainer.global_step
+            trainer.fit(module, Epochs(site, work))
+            steps += trainer.global_step
             module.make_upload(site)
         notes = different(visited, module.tensors(*SCOPES))
         require_equal(notes, "a plain Trainer over a client's batches takes other steps")
-        if work:
-            notes = different(by_place(left), by_place(kept_states(module, trainer.optimizers)))
-            require_equal(notes, "a plain Trainer leaves other states in the optimisers of a client")
+        notes = different(by_place(left), by_place(kept_states(module, trainer.optimizers)))
+        require_equal(notes, "a plain Trainer leaves other states in the optimisers of a client")
         module.trainer = None
     assert steps or not visits, "none of its clients takes a step"
 
@@ -278,8 +278,9 @@ CAUSES = {
     ORDER: "clients that train in another order, as they do on several processes, give another result: a visit leaves "
     "something behind outside the registered tensors",
     SCALE: "with a scaled loss, as in 16-mixed, it trains another model: a gradient is used while it is scaled, or was "
-    "never scaled. With manual optimisation, call manual_backward, then configure_gradient_clipping, then the step of "
-    "self.optimizers(); give torch.autograd.grad self.scaled(loss). If it cannot, say why in `no_loss_scaling`",
+    "never scaled. With automatic optimisation, change gradients in on_before_optimizer_step; with manual "
+    "optimisation, call manual_backward, then configure_gradient_clipping, then the step of self.optimizers(); give "
+    "torch.autograd.grad self.scaled(loss). If it cannot, say why in `no_loss_scaling`",
 }
 """What a method does wrong to which a circumstance matters; of all others, it reads them."""
 

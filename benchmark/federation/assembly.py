@@ -47,7 +47,7 @@ def make(run: Run, device: torch.device) -> tuple[Any, FSSLDataModule]:
 def make_method(run: Run, data: FSSLDataModule, num_clients: int, num_images: int) -> FedMethod:
     """The method with a freshly initialised network, for data that are set up, or that an exported model describes."""
     config = run.config
-    torch.manual_seed(config.seed)
+    torch.default_generator.manual_seed(config.seed)  # the network is built on the CPU
     channels: int = data.hparams.get("channels", 3)
     shape = {"image_size": data.image_size, "in_features": data.feature_dim, "in_channels": channels}
     model = models.build(config.model, data.num_classes, **(shape | config.model_args))

@@ -268,9 +268,10 @@ def num_bytes(value: Any) -> int:
 def files_of(path: Path) -> set[str]:
     """Names of the clients' files that a head refers to; none if the head cannot be read."""
     try:
-        return {name for names in _head(path).get("kept", {}).values() for name in names.values() if name}
+        found = {name for names in _head(path).get("kept", {}).values() for name in names.values() if name}
     except Damaged:
         return set()
+    return {name for name in found if Path(name).name == name}  # they are deleted, and a stranger's head may name any
 
 
 def _parted(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Key, Any]]:

@@ -346,8 +346,9 @@ def require_own_draws(method: FedMethod) -> None:
             if kind.__name__ in DROPS and part.training and getattr(part, DROPS[kind.__name__], True):
                 raise ConfigError(
                     f"{name} is a {type(part).__name__}, which draws from torch's global generator: clients in turns "
-                    "would share it, and a replay could not seed it. Use --engine reference, or a head of the suite's "
-                    "own with --model_args.head_dropout, which draws from the visit's generator"
+                    "would share it, and a replay could not seed it. Use --engine reference, a head of the suite's "
+                    "own with --model_args.head_dropout, or DropsUnits of methods.models.backbone in your own part: "
+                    "these draw from the visit's generator"
                 )
 
 

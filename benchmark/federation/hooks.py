@@ -36,6 +36,9 @@ def check_declarations(method: FedMethod) -> None:
             _require_known(f"{name}.scopes: no registered tensor (parameter or buffer) begins with", prefix, parts)
     for stream in method.views:
         _require_known(f"{name}.views has a stream", stream, ("labelled", "unlabelled"))
+    for part in method._modules:
+        if hasattr(FedMethod, part):
+            raise ConfigError(f"{name}.{part} is the framework's own; give the network another name")
     _check_hooks(type(method), name)
     _require_known(f"{name}.uploads_needed is", method.uploads_needed, ("mean", "each"))
 
@@ -61,7 +64,7 @@ def cohorts(made: Any, num_clients: int) -> list[list[int]]:
     given = list(made) if isinstance(made, Iterable) else [made]
     if not all(isinstance(cohort, Iterable) for cohort in given):
         raise RunError(f"it returned {made!r:.80}; give a list of cohorts, each a list of client ids: [[0, 1]]")
-    found = [list(cohort) for cohort in given]
+    found = [[index(one) if hasattr(one, "__index__") else one for one in cohort] for cohort in given]
     _require_clients([client for cohort in found for client in cohort], num_clients)
     return found
 
@@ -192,6 +195,9 @@ def _cause(error: BaseException, method: FedMethod) -> str:
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise RunError(f"{name!r} is {value!r:.40}; give a tensor")
     return {name: value.detach().clone() for name, value in tensors.items()}
 
 

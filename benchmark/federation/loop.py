@@ -22,6 +22,7 @@ from benchmark.federation.site import ClientState, VisitResult
 from benchmark.federation.store import Store
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import RunError
+from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
 from methods.base import FedMethod, Tally, Upload, Visit
 from methods.parts.visits import PlannedRounds
@@ -145,6 +146,7 @@ class Federation:
             if result.counts:
                 self.changed["clients"][visit.client] = number
         self.become_server()
+        self.method.visit = self.engine.context.visit(number, SERVER, self.data.server)
         logged_at_server = [("in aggregate", self.aggregate(uploads, number))] if uploads else []
         logged_at_server.append(("in server_step", self.server_phase(number)))
         self.planned.asked |= any(visit.planned.asked for visit in results)  # of other processes, too

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -18,7 +18,7 @@ from benchmark.launch.placement import gpus_of, pinned
 from benchmark.launch.progress import POLL_S, Display
 from benchmark.launch.signals import SIGNALS, STOPPED, check_stopped, die_with_parent, stoppable, stopping_children
 from benchmark.registry import imported
-from benchmark.runs.console import Console
+from benchmark.runs.console import Console, tell_downloads
 from benchmark.runs.environment import check_processes
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked
@@ -117,6 +117,7 @@ def server() -> ForkServerContext:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*IMPORTED])
+    resource_tracker.ensure_running()  # starting it would unblock SIGTERM and SIGINT
     before, mask = dict(os.environ), signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGINT})
     os.environ |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
     try:
@@ -169,6 +170,7 @@ def _carry_out(
     os.environ.clear()
     os.environ.update(environment)
     leave_allocation()
+    tell_downloads()
     if gpu is not None:
         visible = environment.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)

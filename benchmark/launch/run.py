@@ -27,6 +27,7 @@ from benchmark.launch.worker import enough_queues, worker_main
 from benchmark.runs import loggers
 from benchmark.runs.environment import check_processes
 from benchmark.runs.folder import RunFolder
+from benchmark.runs.lock import RunLocked
 from benchmark.runs.states import state
 from datamodules.common.errors import ConfigError, RunError, Stopped, one_line
 
@@ -47,7 +48,7 @@ def fit(run: Run) -> Path:
         Stopped: ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP`` came; the run has saved the end of its last round.
     """
     with stoppable():
-        if not is_complete(run):
+        if is_one_of_several() or not is_complete(run):  # several ask together, once they have met
             _carry_out(run)
         return run.folder
 
@@ -66,6 +67,7 @@ def check(run: Run) -> None:
 def _carry_out(run: Run) -> None:
     """This process starts those of the run, or is one of those that SLURM or ``torchrun`` has started."""
     if not is_one_of_several():
+        _launchable(run)  # fails before anything is written
         go_on(run, RunFolder(run.folder))
     run, spawned = _launchable(run)
     fabric = _fabric(run, spawned)
@@ -94,7 +96,7 @@ def _launchable(run: Run) -> tuple[Run, bool]:
     if tasks and not started and asked not in (1, tasks):
         raise ConfigError(
             f"{rt.devices} devices on {rt.num_nodes} nodes are asked for, but SLURM started {tasks} tasks; "
-            "give one task per device (--ntasks), or --devices 1"
+            "give one task per device (--ntasks-per-node), or --devices 1"
         )
     if spawned and rt.num_nodes != 1:
         raise ConfigError(
@@ -145,7 +147,7 @@ def _launch(fabric: Fabric, run: Run, spawned: bool) -> None:
             raise Stopped(SIGTERM) from None
         error = _raised(exception, path)
         error.__cause__ = exception  # has the traceback, which the record shall have, too
-        if state(path) in ("stale", "failed"):
+        if state(path) in ("stale", "failed") and not isinstance(error, RunLocked):
             RunFolder(path).fail(error, run)
         raise error from exception
     finally:
@@ -160,5 +162,5 @@ def _raised(exception: ProcessException, path: Path) -> RunError:
     last = "\n".join(dropwhile(lambda line: line.startswith(" "), traceback.splitlines()))  # what follows the frames
     name, _, message = last.partition(": ")
     if name.startswith(OURS):
-        return RunError(message)
+        return RunLocked(message) if name.endswith(".RunLocked") else RunError(message)
     return RunError(f"{path}: {last}; the same command (without --overwrite) continues from the last checkpoint")

@@ -27,6 +27,7 @@ JOB = Template(
 #SBATCH --array=$array
 #SBATCH --output=$log
 #SBATCH --open-mode=append
+#SBATCH --ntasks=1
 #SBATCH --requeue
 #SBATCH --signal=USR1@120
 
@@ -39,7 +40,7 @@ last=$$((SLURM_ARRAY_TASK_ID * $bundle)) failed=0
 for line in $$(seq $$((last - $bundle + 1)) $$last); do
   config=$$(sed -n "$${line}p" $folder/$list)
   [ -n "$$config" ] || break
-  srun $python -m benchmark fit --config "$$config"
+  srun $${SLURM_CPUS_PER_TASK:+--cpus-per-task=$$SLURM_CPUS_PER_TASK} $python -m benchmark fit --config "$$config"
   code=$$?
   case $$code in $stopped | 138 | 143) # the last two: USR1 or TERM came while the program was starting
     scontrol requeue "$${SLURM_ARRAY_JOB_ID}_$${SLURM_ARRAY_TASK_ID}"

@@ -48,7 +48,8 @@ def worker_main(fabric: Fabric, run: Run) -> None:
 def _set_up_process(runtime: Runtime) -> None:
     warnings.filterwarnings("ignore", message=".*lr_scheduler.*|.*does not have many workers.*")
     die_with_parent()
-    keep_memory()
+    if parent_process() is not None:  # a notebook's own process stays as it is
+        keep_memory()
     if runtime.accelerator == "cpu":  # set by Lightning; it slows Adam, which looks for a GPU at every step
         os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     if runtime.threads != "auto":

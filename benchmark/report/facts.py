@@ -42,15 +42,21 @@ def facts(
         **{c.replace("_", " "): value for c, value in constant.items()},
         "scale": f"{plan.scale} ({suite.scale(plan.scale).note or 'own protocol'})",
         "rounds": _listed(sorted({config.rounds for config in configs})),
-        "precision": _listed(precisions) if precisions - {"32-true"} else "",
+        "precision": _listed(sorted(precisions)) if precisions - {"32-true"} else "",
         "seeds": _listed(plan.seeds),
         "reading": SAY[suite.reading(plan.scale)].format(last=last, averaged=averaged),
         "hardware": _listed(sorted({hardware(record["environment"]) for record in records})) or "-",
         "code": _listed(sorted({version for record in records for version in code_versions(record)})) or "-",
     }
-    read = {entry for record in records for entry in (record.get("data_sha256") or {}).items()}
-    names = [name for name, _ in sorted(read)]
-    told["**data of several versions**"] = _listed(name for name in names if names.count(name) > 1)
+    read = {
+        (row.dataset, *entry)
+        for row in table.rows
+        for key in plan.of_row.get(row.full_name, {}).values()
+        if (record := plan.found[key].record) is not None
+        for entry in (record.get("data_sha256") or {}).items()
+    }
+    names = [(dataset, name) for dataset, name, _ in sorted(read)]
+    told["**data of several versions**"] = _listed(one[1] for one in names if names.count(one) > 1)
     if len(records) < len(planned):
         told[""] = f"**{len(records)} of {len(planned)} runs complete**"
         for bad in BROKEN:

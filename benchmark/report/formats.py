@@ -19,11 +19,12 @@ def csv_text(frame: pd.DataFrame) -> str:
 
     An apostrophe is put before texts that a spreadsheet would evaluate, such as ``=SUM(A1)``.
     """
-    safe = frame.map(_inert).rename(columns=_inert)
+    safe = frame.map(inert).rename(columns=inert)
     return str(safe.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
 
 
-def _inert(cell: Any) -> Any:
+def inert(cell: Any) -> Any:
+    """A cell that no spreadsheet evaluates."""
     return f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell
 
 

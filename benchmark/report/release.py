@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.report.formats import pipe_table
+from benchmark.report.formats import inert, pipe_table
 from benchmark.runs.code_identity import package_version
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import READING, Record, Row, code_versions, read_record, read_rows
@@ -95,7 +95,7 @@ def export(results: Path, file: Path, suites: Sequence[Suite]) -> int:
     frame = frame.reindex(columns=[*types]).astype(types)
     file.parent.mkdir(parents=True, exist_ok=True)
     frame.to_parquet(file, index=False)
-    frame.to_csv(file.with_suffix(".csv"), index=False, lineterminator="\n")
+    frame.map(inert).to_csv(file.with_suffix(".csv"), index=False, lineterminator="\n")
     write_atomic(file.with_name(f"{file.stem}-card.md"), card(file, columns))
     write_atomic(file.with_name(f"{file.stem}-croissant.json"), json.dumps(croissant(file, columns), indent=1) + "\n")
     return len(ended)

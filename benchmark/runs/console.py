@@ -1,5 +1,6 @@
 """Console output of commands, and formatting of times."""
 
+import logging
 import re
 
 import rich.console
@@ -10,6 +11,13 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line f
 def printable(text: str) -> str:
     """Replace control characters, which a terminal would obey, by question marks."""
     return CONTROL.sub("?", text)
+
+
+def tell_downloads() -> None:
+    """Let data sets say in this process's stderr what they download or encode, which may take minutes."""
+    logging.getLogger("datamodules").setLevel(logging.INFO)
+    if logging.lastResort is not None:
+        logging.lastResort.setLevel(logging.INFO)
 
 
 class Console(rich.console.Console):

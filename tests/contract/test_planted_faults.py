@@ -40,6 +40,7 @@ FAULTS: dict[str, dict[type[FedMethod], str]] = {
     "registered_tensors_are_its_own": {memory.CommonBuffer: "memory that all instances share.*usual"},
     "hooks_keep_to_what_is_theirs": {
         memory.BroadcastInPlace: r"broadcast changes \['server'\]\['usual'\]",
+        memory.CountsSelections: "select_clients changes usual: the next visit undoes it",
         memory.LabelsInPlace: r"local_work changes \['sites'\]\[0\]\['labels'\]",
         training.BatchInPlace: r"training_step changes batch\['unlabelled'\]\['x'\]",
         training.ConstantOnTheHost: r"full makes a tensor \[10\] on the CPU at \S*training\.py:\d+",

@@ -195,6 +195,15 @@ class BroadcastInPlace(Sound):
         return super().broadcast(server, visit)
 
 
+class CountsSelections(Sound):
+    """What is counted is undone before anybody reads it."""
+
+    def select_clients(self, round: int, roster: Any) -> list[list[int]]:
+        """Count in a buffer."""
+        self.usual.add_(1)
+        return super().select_clients(round, roster)
+
+
 class LabelsInPlace(Sound):
     """A client writes over its own labels."""
 

@@ -71,6 +71,12 @@ def path(tmp_path):
     return tmp_path / "checkpoint.pt"
 
 
+def test_a_head_names_no_file_elsewhere(path):
+    """What is no longer needed is deleted, and anybody can write a head."""
+    path.write_bytes(sealed({"kept": {"clients": {0: "0-a", 1: "/home/me/thesis", 2: "../1-b"}}}))
+    assert checkpoint.files_of(path) == {"0-a"}
+
+
 @pytest.fixture
 def two(path):
     """Two checkpoints: 0 became the predecessor of 1."""

@@ -186,3 +186,22 @@ def test_other_layers_need_it_not() -> None:
     with_layer(DRAWS, ALONE)
     for layer in DRAWS_NOTHING:
         with_layer(layer, {"slots": 2})
+
+
+class AsksInAggregate(Plain):
+    """Two clients take part, then two others of other sizes; the server asks for the round."""
+
+    def select_clients(self, round: int, roster: Any) -> list[list[int]]:
+        return [[0, 1] if round == 0 else [2, 3]]
+
+    def aggregate(self, uploads: Any) -> None:
+        self.tally("asked", torch.tensor(float(self.visit.round)))
+        super().aggregate(uploads)
+
+
+@pytest.mark.parametrize("slots", [None, 4])
+def test_a_server_that_aggregates_knows_the_round(slots: int | None) -> None:
+    """Also where no client of the round takes the first seat."""
+    data = fewest_data(4, partition="dirichlet", beta=1.0, min_size=1)
+    rows = run_rows(make_federation(AsksInAggregate, data, rounds=2, slots=slots))
+    assert [row["server/asked"] for row in rows] == [0, 1]
