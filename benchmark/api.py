@@ -129,6 +129,7 @@ class Result:
                 data set that has such.
 
         Raises:
+            ConfigError: the run would have refused them: they have colour, or with a border are not of its side.
             DataError: they are something else, or see ``data``.
             RunError: see ``method``.
         """

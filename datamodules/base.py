@@ -29,7 +29,7 @@ from datamodules.partition.sites import HIDDEN, SiteData, Sites, keep_true_label
 from datamodules.views import loaders, pipelines
 from datamodules.views.augment import FeatureView, Geometry, View
 from datamodules.views.batches import Batch
-from datamodules.views.checks import check_arrays
+from datamodules.views.checks import check_arrays, check_images
 
 BLOCK = 1024
 """Images of 32 x 32 pixels whose views are cut at once."""
@@ -399,6 +399,7 @@ class FSSLDataModule(L.LightningDataModule):
         Feature vectors ``[B, d]`` of a data set that has such stay as they are.
         """
         view, images = self._test_view(), images.to(self.device)
+        check_images(self, "given", images)
         prepared = view.geometry.prepare(images[:, None] if self.feature_dim and images.ndim == 2 else images)
         return self._seen(view(prepared, torch.arange(len(prepared), device=self.device), None))
 

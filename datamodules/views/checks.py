@@ -18,18 +18,28 @@ def check_arrays(data: Any, arrays: Arrays) -> None:
         ConfigError: the images do not fit into memory; with a border they are not of the network's side; or they have
             colour, and the network is to see one channel.
     """
-    name, h, side = type(data).__name__, data.hparams, data.image_size
+    name, h = type(data).__name__, data.hparams
     large = "".join(f", data.{option}={h[option]}" for option in ("side", "zoom") if h[option])
     check_memory(f"{name}{large}", layout_bytes(arrays, data.views), available_bytes(data.device), data.processes)
     for part, images in (("training", arrays.train_images), ("test", arrays.test_images)):
-        framed = [length + 2 * h.border for length in images.shape[1:3]]
-        if h.border and images.ndim == 4 and framed != [side, side]:
-            raise ConfigError(
-                f"data.border={h.border} makes {part} images of {framed[0]} x {framed[1]} pixels; the network takes "
-                f"{side} x {side}: choose another one, or --data.side"
-            )
-        if h.channels == 1 and images.ndim == 4 and (images != images[..., :1]).any():
-            raise ConfigError(f"data.channels=1 is for grey images, but some of {name} have colour: leave it out")
+        check_images(data, part, images)
+
+
+def check_images(data: Any, part: str, images: Any) -> None:
+    """Refuse images ``[N, H, W, C]`` that do not suit the options of a data module's views.
+
+    Raises:
+        ConfigError: see ``check_arrays``.
+    """
+    h, side = data.hparams, data.image_size
+    framed = [length + 2 * h.border for length in images.shape[1:3]]
+    if h.border and images.ndim == 4 and framed != [side, side]:
+        raise ConfigError(
+            f"data.border={h.border} makes {part} images of {framed[0]} x {framed[1]} pixels; the network takes "
+            f"{side} x {side}: choose another one, or --data.side"
+        )
+    if h.channels == 1 and images.ndim == 4 and (images != images[..., :1]).any():
+        raise ConfigError(f"data.channels=1 is for grey images, but some {part} images have colour: leave it out")
 
 
 def layout_bytes(arrays: Arrays, views: Views) -> int:

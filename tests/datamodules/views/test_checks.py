@@ -18,8 +18,12 @@ def test_one_coloured_image_is_found_wherever_it_is(part):
             getattr(arrays, part)[-1, ..., 1] //= 2
             return arrays
 
-    with pytest.raises(ConfigError, match="some of LastIsColoured have colour"):
+    with pytest.raises(ConfigError, match="images have colour"):
         LastIsColoured(channels=1).setup()
+    grey = Digits(channels=1)
+    grey.setup()
+    with pytest.raises(ConfigError, match="some given images have colour"):
+        grey.see(torch.arange(192, dtype=torch.uint8).view(1, 8, 8, 3))
 
 
 def test_a_border_leads_to_the_networks_side_in_training_and_in_tests():
