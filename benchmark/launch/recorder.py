@@ -19,7 +19,6 @@ from benchmark.federation.loop import Federation
 from benchmark.federation.store import discard_states
 from benchmark.launch.signals import check_stopped
 from benchmark.runs.code_identity import by_other_code, by_other_revision, code_version, revision
-from benchmark.runs.console import printable
 from benchmark.runs.exported import WEIGHTS
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.loggers import mirror_run
@@ -62,7 +61,7 @@ class Recorder:
 
     def say(self, text: str) -> None:
         """Print a line about the run on stderr."""
-        print(printable(f"{self.files.path}: {text}"), file=sys.stderr)
+        print(f"{self.files.path}: {text}", file=sys.stderr)
 
     def on_round_end(self, federation: Federation, row: dict[str, Any] | None) -> None:
         """Write the row of an evaluated round, and a checkpoint if one is due."""
