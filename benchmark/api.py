@@ -292,7 +292,8 @@ def _fabric(precision: str, accelerator: str) -> Fabric:
 def _on_disk(run: Run) -> Result:
     named = (run.config.model, str(run.config.data.init_args.get("pipeline")))
     alone = [path_of(cls) for cls in map(run.class_of, KINDS) if not is_importable(cls)]
-    if alone := [*alone, *(path for path in named if path.startswith("__main__."))]:
+    alone += [path for path in named if path.startswith("__main__.")]
+    if alone:
         raise ConfigError(
             f"{alone[0]} cannot be imported by others, so a record of it would be meaningless: put it into a module, "
             "or leave results_dir out"

@@ -27,7 +27,8 @@ GIVEN = ("model_args.", "roster.")
 
 def _check_least(options: Any, **least: int) -> None:
     for name, number in least.items():
-        if (value := getattr(options, name)) != "auto" and value < number:
+        value = getattr(options, name)
+        if value != "auto" and value < number:
             raise ConfigError(f"{name} is {value}; it must be at least {number}")
 
 
@@ -77,7 +78,8 @@ class Runtime:
     def __post_init__(self) -> None:
         _check_least(self, devices=1, num_nodes=1, threads=1, slots=1, client_memory=0, checkpoint_every_s=0)
         for name in ("data_dir", "results_dir"):
-            if str(path := getattr(self, name)).startswith("~"):
+            path = str(getattr(self, name))
+            if path.startswith("~"):
                 raise ConfigError(
                     f"{name}={path}: only a shell replaces ~, after a space and not after =; write the folder out"
                 )

@@ -109,9 +109,11 @@ class Checker:
 
     def _tuning(self, place: Place) -> list[str]:
         """Compare the rates beside the suite with those that the rule chooses from what was tried."""
+        if not _is_tuned(place):
+            return []
         suite, scale, row = place.suite, place.scale, place.row
-        if not _is_tuned(place) or row.full_name in suite.choices(scale).keys() - suite.tuned.own(scale).keys():
-            return []  # the latter has the choice of the suite that this one extends
+        if row.full_name in suite.choices(scale).keys() - suite.tuned.own(scale).keys():
+            return []  # the choice of the suite that this one extends
         where = f"{suite.tuned.path(scale)}, {row.full_name}"
         given = suite.tuned.own(scale).get(row.full_name, {})
         made, missing, tried = tune.retraced(suite, scale, row)

@@ -36,11 +36,15 @@ def _shorter(run: Run) -> dict[Path, Record]:
         record = look(path).record if (path / LAST_STATE).exists() else None
         if record and record["rounds"]["total"] < config.rounds and not config.average_last:
             other = apart(record["config"], identity(config)).keys() - FREE
-            edited = {file.name for file in path.glob("uncommitted-*.patch")} != uncommitted().keys()
-            code = edited or by_other_code(run, record) or code_versions(record) != [code_version()]
-            if not (other or code or other_data(run, record)):
+            if not (other or by_other_code(run, record) or other_data(run, record) or _edited(path, record)):
                 found[path] = record
     return found
+
+
+def _edited(path: Path, record: Record) -> bool:
+    """Whether the code is not the very code of a run, though its revision may be the same; asks git."""
+    patches = {file.name for file in path.glob("uncommitted-*.patch")}
+    return code_versions(record) != [code_version()] or patches != uncommitted().keys()
 
 
 def _copy(source: Path, record: Record, run: Run) -> None:

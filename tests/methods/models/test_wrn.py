@@ -72,6 +72,35 @@ def test_wide_resnet_matches_the_released_network():
     torch.testing.assert_close(model.train()(x), logits, rtol=0, atol=0)
 
 
+def test_batch_normalised_wide_resnet_matches_the_released_network():
+    data = load("feddb/wrn28x2")
+    out, tolerance = data["outputs"], data["tolerance"]
+    model = build("wrn28_2", 10, norm="batch")
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim == 4:
+                o, i, h, w = (
+                    torch.arange(n, dtype=torch.float64).view([-1 if d == k else 1 for d in range(4)])
+                    for k, n in enumerate(p.shape)
+                )
+                phase = 1 + 0.37 * o * (1 + 0.013 * i) + 0.71 * i + 0.5 * h + 0.23 * w
+                p.copy_(torch.sin(phase) * math.sqrt(2 / (p.shape[0] * p.shape[2] * p.shape[3])))
+        o, i = torch.arange(10.0)[:, None], torch.arange(128.0)
+        model.head.weight.copy_(0.3 * torch.sin(0.3 + 0.9 * o + 0.17 * i))
+    b, c, y, x = torch.meshgrid(*(torch.arange(float(n)) for n in (4, 3, 32, 32)), indexing="ij")
+    images = torch.sin(0.7 * b + 1.3 * c + 0.21 * y * (1 + 0.1 * b) + 0.13 * x)
+
+    def check(logits, name):
+        torch.testing.assert_close(logits, torch.tensor(out[name]), rtol=tolerance, atol=tolerance)
+
+    with torch.no_grad():
+        check(model(images), "logits_train_batch4")
+        model.eval()
+        check(model(images), "logits_eval_batch4")
+        check(model(images[:1]), "logits_eval_single_first")
+        check(torch.cat([model(images[:2]), model(images[2:])]), "logits_eval_two_batches_of_2")
+
+
 def test_group_normalised_wide_resnet_treats_images_separately():
     torch.manual_seed(0)
     model = build("wrn28_2", 10, norm="group").double()
