@@ -160,7 +160,7 @@ def by_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.
 def listed(package: str, without: str | None) -> str:
     """A section for each module of a package that has something to read."""
     names = {file.stem for file in (ROOT / package.replace(".", "/")).glob("*.py")}
-    names -= {"__init__", "__main__", "test_contract", without}
+    names -= {"__init__", "__main__", without}
     return "\n\n".join(f"module {package}.{name}" for name in sorted(names))
 
 

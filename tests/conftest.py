@@ -14,12 +14,16 @@ from machines import Machine
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by shells that run the tests in the background
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored by nohup
 
-pytest_plugins = ["benchmark.contract.plugin"]
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``pytest tests/contract --method NAME`` runs the contract of NAME alone."""
-    parser.addoption("--method", dest="fssl_method", action="append", default=[], help="short for --fssl-method")
+    parser.addoption("--method", action="append", default=[], metavar="NAME", help="by name or dotted path")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Name the check of the contract that is running."""
+    if config.getoption("method"):
+        config.option.verbose = max(config.option.verbose, 1)
 
 
 def pytest_unconfigure() -> None:
@@ -29,7 +33,7 @@ def pytest_unconfigure() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests of no method if methods are named; run long tests (those with their own timeout) first."""
-    if config.getoption("fssl_method"):
+    if config.getoption("method"):
         chosen, others = [], []
         for item in items:
             (chosen if getattr(item, "originalname", None) == "test_contract" else others).append(item)

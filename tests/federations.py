@@ -88,14 +88,6 @@ def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: 
     return Federation(made, data, data.roster(0), fabric, rounds=2, seed=0, **engine)
 
 
-def small_contract(method: str | type, rounds: int = 2, **args: Any) -> Federation:
-    """The contract's half-trained federation on ``FewestDigits``, in batches of 4 and, where images come apart, 8."""
-    known, sizes = parameters(class_of(method)), {"batch_size": 4, "unlabelled_bs": 8}
-    smaller = {name: size for name, size in sizes.items() if name in known}
-    given = {"rounds": rounds, "average_last": 0, **smaller, **args}
-    return contract_federation(method, fewest_for(method), **given)
-
-
 class Supervised(FedMethod):
     """Cross-entropy on labels, with everything at its default."""
 

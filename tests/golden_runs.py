@@ -49,13 +49,8 @@ def revision(name: str) -> list[int]:
 
 def numbers(name: str, data: dict[str, Any] | None = None, **args: Any) -> list[float]:
     """Losses and accuracies of three rounds, and the last global model's projection on a fixed vector, in float64."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        federation = contract_federation(name, few_in(**data) if data else None, precision="64-true", **args)
-        rows = rounds_until(federation, federation.rounds)
-    finally:
-        torch.set_num_threads(threads)
+    federation = contract_federation(name, few_in(**data) if data else None, precision="64-true", **args)
+    rows = rounds_until(federation, federation.rounds)
     found = [float(row[key]) for row in rows for key in ("loss", "acc") if row.get(key) is not None]
     state = federation.method.state_dict()
     tensors = [state[key].double().flatten() for key in sorted(state) if state[key].is_floating_point()]
@@ -100,11 +95,12 @@ def write_switches() -> None:
 
 def write() -> None:
     """Write what is new."""
-    before = kept() if FILE.exists() else {}
+    before = kept()
     after = {name: renewed(name, before.get(name, {})) for name in names()}
     FILE.write_text("{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(after[name])}" for name in after) + "\n}\n")
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     write()
     write_switches()

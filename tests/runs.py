@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -13,7 +12,6 @@ from benchmark.federation.loop import Federation
 from benchmark.launch.run import fit
 from benchmark.runs.records import read_record, read_rows, without_clock
 
-ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 8
 OPTIONS = {
     "data": "few_digits.FewDigits",
@@ -75,7 +73,7 @@ def interrupted(run, at):
 
 
 def setting(config: RunConfig) -> tuple[object, ...]:
-    """Assert what rows of a table share; only bounds see more labels."""
+    """What rows of a table share; only bounds see more labels."""
     network = {k: v for k, v in config.model_args.items() if k != "head_dropout"}
     data = {k: v for k, v in config.data.init_args.items() if k != "hidden_labels"}
     shared = config.model, config.rounds, config.roster, config.report, config.eval_every, config.data.class_path

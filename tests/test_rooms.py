@@ -1,7 +1,6 @@
 """The rooms of the code: imports point one way."""
 
 import ast
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -32,15 +31,6 @@ ROOMS = {
 """Packages, then rooms of ``benchmark/``, from the bottom to the top: what each may import; rooms may all packages."""
 
 
-def statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """All of a file but what it does only as a script: nobody who imports it meets that."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'":
-            continue
-        yield node
-        yield from statements(node)
-
-
 @cache
 def modules() -> dict[str, Path]:
     """All modules of the three packages, by dotted name."""
@@ -53,7 +43,7 @@ def arrows() -> frozenset[tuple[str, str]]:
     """Who imports whom, anywhere in a file: at its top, in a function, or for its types alone."""
     files, found = modules(), set()
     for module, file in files.items():
-        for node in statements(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             if isinstance(node, ast.ImportFrom):
                 assert not node.level, f"{file}: an import that is relative"

@@ -30,15 +30,15 @@ def free_port() -> int:
         return int(door.getsockname()[1])
 
 
-def meet(rank: int, port: int, work: Any, number: int = 2) -> Any:
-    """Run one of the processes: wait for the others, do the work, and send the result or error."""
+def meet(rank: int, port: int, work: Any) -> Any:
+    """Run one of the processes: wait for the other, do the work, and send the result or error."""
     os.environ |= {
         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
-        **{"NODE_RANK": "0", "LOCAL_RANK": str(rank), "WORLD_SIZE": str(number)},
+        **{"NODE_RANK": "0", "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
     }
     torch.set_num_threads(1)
     patience = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=100))
-    fabric = Fabric(accelerator="cpu", devices=number, strategy=patience)
+    fabric = Fabric(accelerator="cpu", devices=2, strategy=patience)
     fabric.launch()
     answer = work(fabric)
     wait_for_all(fabric)
@@ -47,11 +47,6 @@ def meet(rank: int, port: int, work: Any, number: int = 2) -> Any:
 
 def between_two(work: Any) -> list[Any]:
     """Return the results of ``work(fabric)`` in two processes."""
-    return between(2, work)
-
-
-def between(number: int, work: Any) -> list[Any]:
-    """Return the results of ``work(fabric)`` in several processes."""
     port = free_port()
-    with ProcessPoolExecutor(number, forks()) as pool:
-        return [done.result() for done in [pool.submit(meet, rank, port, work, number) for rank in range(number)]]
+    with ProcessPoolExecutor(2, forks()) as pool:
+        return [done.result() for done in [pool.submit(meet, rank, port, work) for rank in range(2)]]

@@ -9,8 +9,6 @@ In the tests of a package that has a method::
     def test_contract(method, check):
         check(method)
 
-From a shell: ``pytest --pyargs benchmark.contract --fssl-method my_package.mine.Mine``.
-
 A check is a function ``check_...(subject)`` in one of ``MODULES``. It passes, or raises an error that says what is
 wrong. A new one needs no registration.
 """

@@ -95,7 +95,7 @@ def record(
             raise RunError(
                 f"a step cannot be captured as a CUDA graph ({error}): it reads numbers back to the host, makes "
                 "shapes that depend on data, or copies from the host. On the CPU the contract names the line "
-                "(pytest --pyargs benchmark.contract --fssl-method NAME); --replay false takes steps one by one"
+                "(docs/add-a-method.md); --replay false takes steps one by one"
             ) from error
         graph.replay()  # capturing has run nothing
     return graph.replay

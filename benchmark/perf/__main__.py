@@ -1,4 +1,4 @@
-"""Measure the speed of this machine: ``python -m benchmark.perf epochs:fed_consist rounds:fedavg growth:fedavg``.
+"""Measure the speed of this machine: ``python -m benchmark.perf growth:fedavg``.
 
 With a GPU, ``python -m benchmark.perf gpu --write FILE`` checks it and times it (``make perf-gpu``).
 """
@@ -11,14 +11,13 @@ from pathlib import Path
 
 import torch
 
-from benchmark.launch.worker import keep_memory
-from benchmark.perf import epochs, gpu, rounds
+from benchmark.perf import gpu, rounds
 from benchmark.perf.measure import Section
 from benchmark.registry import KINDS, find_class
 from datamodules.common.errors import ConfigError
 from datamodules.common.files import write_atomic
 
-SECTIONS = {"epochs": epochs.section, "rounds": rounds.rounds, "growth": rounds.growth}
+SECTIONS = {"growth": rounds.growth}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -48,11 +47,12 @@ def main(words: Sequence[str] | None = None) -> int:
                 return 2
             parts = given.parts or (gpu.PARTS if methods else ["agreement"])
             tables += [gpu.PARTS[part](methods, given.trial) for part in parts]
+        elif name in SECTIONS and not methods:
+            parser.error(f"{name}: name a method, {name}:METHOD")
         elif name in SECTIONS:
             tables += [SECTIONS[name](method) for method in methods]
         else:
             parser.error(f"{name}: there are the sections {', '.join(SECTIONS)} and gpu")
-    keep_memory()
     done: dict[str, Section] = {}
     for section in chain.from_iterable(tables):
         done[section.title] = section

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmark.config import RunConfig
 from benchmark.contract.federations import brief, options_for
-from benchmark.perf.measure import Section, TaskFailed, alone, config_of, federation_of, interleaved
+from benchmark.perf.measure import Section, alone, config_of, federation_of, seconds
 from benchmark.registry import KINDS, find_class, known_names, parameters
 
 LINE_S = 120.0
@@ -38,8 +38,10 @@ def row_of(label: Sequence[Any], task: Callable[..., list[Any]], *args: Any) -> 
     """A line: its label and the results of a task, or the error."""
     try:
         return [*label, *alone(task, *args, allowed=LINE_S)]
-    except TaskFailed as failure:
-        return [*label, f"failed: {failure}"]
+    except TimeoutError:
+        return [*label, f"failed: stopped after {LINE_S:.0f} s"]
+    except Exception as error:
+        return [*label, f"failed: {type(error).__name__}: {error}".splitlines()[0]]
 
 
 def check_agreement(methods: Sequence[str], trial: bool) -> Iterator[Section]:
@@ -111,7 +113,8 @@ def visits_ms(config: RunConfig, device: str, **engine: Any) -> float:
         if device == "cuda":
             torch.cuda.synchronize()
 
-    return 1000 * interleaved({"it": work}, repeats=1)["it"]
+    work()
+    return 1000 * seconds(work)
 
 
 PARTS = {"agreement": check_agreement, "engines": time_engines}

@@ -1,9 +1,8 @@
-"""Federations over random images, timing in turns and in processes of their own, tables that name their machine."""
+"""Federations over random images, timing in processes of their own, tables that name their machine."""
 
 import multiprocessing
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import date
@@ -25,10 +24,6 @@ from datamodules.base import FSSLDataModule
 from datamodules.io.sources import Arrays
 
 Unit = Callable[..., Any]
-
-
-class TaskFailed(Exception):
-    """A task was not done; the message gives the reason in one line."""
 
 
 class Noise(FSSLDataModule):
@@ -124,12 +119,6 @@ def seconds(unit: Unit) -> float:
     return time.perf_counter() - start
 
 
-def interleaved(units: Mapping[str, Unit], repeats: int = 3) -> dict[str, float]:
-    """Median seconds of each unit, run in turn ``repeats`` times after one warm-up turn."""
-    turns = [{name: seconds(unit) for name, unit in units.items()} for _ in range(repeats + 1)]
-    return {name: statistics.median(turn[name] for turn in turns[1:]) for name in units}
-
-
 def alone(task: Unit, *args: Any, threads: int | None = None, allowed: float | None = None) -> Any:
     """Run a task in a process of its own, so that what it leaves, breaks or forgets costs others nothing.
 
@@ -140,17 +129,14 @@ def alone(task: Unit, *args: Any, threads: int | None = None, allowed: float | N
         allowed: time limit in seconds.
 
     Raises:
-        TaskFailed: it raised an error, exceeded the limit, or ended the process.
+        Exception: whatever it raised; ``TimeoutError`` if it exceeded the limit, ``BrokenProcessPool`` if it ended the
+            process.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmark.perf.gpu"])
     pool = ProcessPoolExecutor(1, context, prepare, (threads,))
     try:
         return pool.submit(task, *args).result(allowed)
-    except TimeoutError:
-        raise TaskFailed(f"stopped after {allowed:.0f} s") from None
-    except Exception as error:
-        raise TaskFailed(f"{type(error).__name__}: {error}".splitlines()[0]) from None
     finally:
         for process in pool._processes.values():
             process.kill()

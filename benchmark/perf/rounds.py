@@ -2,6 +2,7 @@
 
 import resource
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -13,12 +14,9 @@ from unittest.mock import patch
 from benchmark.federation import checkpoint
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
-from benchmark.perf.measure import Section, alone, config_of, federation_of, interleaved, seconds
-from benchmark.runs.environment import cores
+from benchmark.perf.measure import Section, alone, config_of, federation_of, seconds
 
 ROUNDS = 3
-CASES = [("small_cnn", 10, 50_000), ("resnet18", 2, 2_000), ("resnet9", 2, 400), ("wrn28_2", 2, 400)]
-"""Network, clients, images per round."""
 GROWTH = [  # network, registered, active
     *(("small_cnn", 10**power, 10) for power in range(2, 7)),
     *(("small_cnn", 10_000, active) for active in (100, 1_000)),
@@ -28,33 +26,14 @@ PIXELS = 16  # side of an image where clients are many, so that a million fit in
 SHARE = 4  # images of such a client, one batch
 
 
-def rounds(method: str) -> Iterator[Section]:
-    """Measure whole rounds, with one thread and with all cores."""
-    headers = ["network", "clients", "images", "threads", "round, s", "besides steps, s", "evaluation, s"]
-    note = (
-        "One local epoch of all clients in batches of 64, one process. Besides steps: views, batches, states, uploads "
-        "and their mean. Evaluation is not part of the round; it is of as many test images, at most 10 000."
-    )
-    table = Section(f"Rounds of `{method}`", headers, note)
-    for case in CASES:
-        for count in sorted({1, cores()}):
-            yield table.add([*case, count, *alone(round_row, method, *case, threads=count)])
-
-
-def round_row(method: str, network: str, clients: int, images: int) -> list[float]:
-    """Measure rounds and an evaluation."""
-    data = {"images": images, "num_clients": clients, "labelled_clients": clients}
-    made = federation_of(config_of(method, {}, data, model=network))
-    return [*round_seconds(made), interleaved({"test": made.evaluate})["test"]]
-
-
 def growth(method: str) -> Iterator[Section]:
     """Measure growth with registered clients, active clients and parameters."""
     headers = ["parameters", "registered", "active", "round, s", "besides steps, s"]
     headers += ["process, MB", "kept per client, MB", "checkpoint, MB", "saving, s"]
     note = (
         f"One thread; a client has {SHARE} images of {PIXELS} x {PIXELS} pixels, which are one batch, and keeps its "
-        f"momenta. The checkpoint is the one after {ROUNDS + 1} rounds."
+        "momenta. Besides steps: views, batches, states, uploads and their mean. The checkpoint is the one after "
+        f"{ROUNDS + 1} rounds."
     )
     table = Section(f"Growth of `{method}`", headers, note)
     for case in GROWTH:
@@ -72,7 +51,8 @@ def growth_row(method: str, network: str, clients: int, active: int) -> list[Any
         saving = seconds(lambda: checkpoint.save(Path(place) / "checkpoint.pt", made.state_dict()))
         saved = sum(file.stat().st_size for file in Path(place).rglob("*") if file.is_file())
     parameters = sum(weight.numel() for weight in made.method.model.parameters())
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # it counts KiB
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes, or KiB
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     kept = made.engine.kept_bytes()
     return [parameters, clients, active, *taken, held / 1e6, kept / 1e6, saved / 1e6, saving]
 

@@ -3,21 +3,42 @@
 import inspect
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
-from benchmark.contract.checks import CHECKS
+from benchmark.contract.checks import CHECKS, Check, parametrize_with_checks
 from benchmark.contract.federations import Subject
-from benchmark.contract.test_contract import pytest_generate_tests, test_contract
-from benchmark.registry import KINDS, find_class, own_names
+from benchmark.registry import KINDS, find_class, known_names, own_names
+from datamodules.common.errors import ConfigError
 from methods.base import FedMethod
 from planted_faults.training import Idle
 
-__all__ = ["pytest_generate_tests", "test_contract"]
-
 ROOT = Path(__file__).resolve().parents[2]
 METHOD = KINDS["method"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every check meets every method that ``--method`` names, or all; a name that is none ends the collection."""
+    if {"method", "check"} <= set(metafunc.fixturenames):
+        methods = metafunc.config.getoption("method") or known_names(METHOD)
+        for name in methods:
+            find_class(name, METHOD)
+        mark = parametrize_with_checks(*methods)
+        metafunc.parametrize(*mark.args, **mark.kwargs)
+
+
+def test_contract(method: str, check: Check) -> None:
+    """A method keeps what it owes."""
+    check(method)
+
+
+def test_a_misspelt_method_is_one_error() -> None:
+    config = SimpleNamespace(getoption=lambda name: ["fedvag"])
+    with pytest.raises(ConfigError, match="unknown method 'fedvag'; did you mean 'fedavg'"):
+        pytest_generate_tests(cast(Any, SimpleNamespace(fixturenames=["method", "check"], config=config)))
 
 
 @pytest.mark.parametrize("name", own_names(METHOD))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from allclients_visits import Toy, arguments, own_name, precise, visits
 from datamodules.common.errors import ConfigError
-from federations import contract_federation, make_method, site_of, small_contract, visited
+from federations import contract_federation, fewest_for, make_method, site_of, visited
 from golden_files import load
 from methods.ablations.proxyfl import AsPrinted, ReleasedWeights
 from methods.base import Upload, Visit
@@ -137,7 +137,8 @@ def test_the_margin_is_the_widest_gap_to_a_nearest_proxy() -> None:
 
 def test_classes_are_counted_in_the_last_epoch_alone() -> None:
     """As many labels as one epoch's steps draw, and as many images as it selects."""
-    run = small_contract("proxyfl", rounds=1, local_epochs=3)
+    sizes = {"batch_size": 4, "unlabelled_bs": 8, "local_epochs": 3}
+    run = contract_federation("proxyfl", fewest_for("proxyfl"), rounds=1, **sizes)
     chosen: list[Tensor] = []
     run.method.report_pseudo_labels = lambda index, labels, mask: chosen.append(mask)
     upload = visited(run, run.visits(0)[0])[0].upload

@@ -364,5 +364,5 @@ class ReadsLoss(FedAvg):
 
 
 def test_what_cannot_be_captured_is_refused() -> None:
-    with pytest.raises(RunError, match=r"ReadsLoss.*cannot be captured.*--fssl-method"):
+    with pytest.raises(RunError, match=r"ReadsLoss.*cannot be captured.*the contract names the line"):
         on_the_device(ReadsLoss, slots=1)

@@ -2,49 +2,25 @@
 
 import os
 import time
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 import torch
 
 from benchmark.perf import __main__ as command
-from benchmark.perf import epochs, gpu, rounds
-from benchmark.perf.measure import TaskFailed, alone, config_of, federation_of
+from benchmark.perf import gpu, rounds
+from benchmark.perf.measure import alone, config_of, federation_of
 
 
 @pytest.mark.timeout(240)
-def test_a_task_that_fails_hangs_or_dies_leaves_the_others_alone():
-    with pytest.raises(TaskFailed, match="invalid literal"):
+def test_a_task_that_fails_hangs_or_dies_leaves_the_others_alone(monkeypatch):
+    with pytest.raises(ValueError, match="invalid literal"):
         alone(int, "many")
-    with pytest.raises(TaskFailed, match="abruptly"):
+    with pytest.raises(BrokenProcessPool, match="abruptly"):
         alone(os._exit, 3)
-    with pytest.raises(TaskFailed, match=r"stopped after 0 s"):
-        alone(time.sleep, 100, allowed=0.2)
+    monkeypatch.setattr(gpu, "LINE_S", 0.2)
+    assert gpu.row_of(["a label"], time.sleep, 100) == ["a label", "failed: stopped after 0 s"]
     assert alone(torch.get_num_threads, threads=2) == 2
-
-
-def test_bare_loop_does_the_work_of_the_engine(monkeypatch):
-    """From equal weights, views and order, the bare supervised epoch ends where the engine's visit ends."""
-    options = {"warmup_rounds": 0, "lr": epochs.LR, "momentum": epochs.MOMENTUM}
-    made = federation_of(config_of("fed_consist", options, {"images": 256, "num_clients": 2}))
-    visit = next(v for v in made.visits(0) if v.labelled)
-    data, site = made.data, made.data.client(visit.client)
-    views = data.take("test", site.labelled)
-    order = torch.randperm(len(site.labelled), generator=torch.Generator().manual_seed(3))
-
-    def data_views(view, index, generator):
-        return views[(index[:, None] == site.labelled).nonzero()[:, 1]]
-
-    monkeypatch.setattr(data, "take", data_views)
-    monkeypatch.setattr(epochs, "bare_views", lambda zoomed, index, mean, std: views[index])
-    monkeypatch.setattr(torch, "randperm", lambda *a, **k: order)
-    model = made.method.model
-    start = {name: value.clone() for name, value in model.state_dict().items()}
-    upload = made.engine.run_visit(visit, made.engine.send(visit, made.server), None)[0].upload
-    model.load_state_dict(start)
-    epochs.bare_epoch(model, views, site.labels, torch.zeros(3), torch.ones(3))
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(value, upload.tensors[f"model.{name}"])
-        assert not torch.equal(value, start[name])
 
 
 def test_growth_counts_what_clients_keep_and_what_is_saved():
@@ -55,7 +31,7 @@ def test_growth_counts_what_clients_keep_and_what_is_saved():
     assert whole > besides > 0 and saving > 0
 
 
-@pytest.mark.parametrize("network", [network for network, *_ in rounds.CASES])
+@pytest.mark.parametrize("network", [network for network, _ in gpu.NETWORKS])
 def test_every_network_that_is_timed_can_be_made(network):
     data = {"images": 4, "num_clients": 1, "labelled_clients": 1}
     assert federation_of(config_of("fedavg", {}, data, model=network)).rounds == 10_000
@@ -77,7 +53,7 @@ def test_the_plan_for_a_gpu_runs_on_the_cpu(tmp_path, monkeypatch, capsys):
 def test_the_command_refuses_before_it_measures(capsys):
     assert command.main(["gpu:fedavg"]) == 2
     assert "no GPU" in capsys.readouterr().out
-    for words, told in ((["layouts:fedavg"], "epochs"), (["growth:fedavgg"], "did you mean 'fedavg'")):
+    for words, told in ((["layouts:fedavg"], "growth"), (["growth:fedavgg"], "did you mean 'fedavg'")):
         with pytest.raises(SystemExit):
             command.main(words)
         assert told in capsys.readouterr().err
