@@ -23,7 +23,6 @@ from benchmark.config import Run, RunConfig, Runtime, from_dict, with_pipeline
 from benchmark.federation.assembly import assemble, make, make_method
 from benchmark.federation.loop import Federation
 from benchmark.federation.metrics import scores
-from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.run import fit as fit_on_disk
 from benchmark.registry import KINDS, is_importable, path_of, register_local
 from benchmark.report import frame
@@ -284,7 +283,7 @@ def _in_memory(run: Run) -> Result:
 
 def _fabric(precision: str, accelerator: str) -> Fabric:
     try:
-        return Fabric(accelerator=accelerator, devices=1, **fabric_precision(precision, accelerator))
+        return Fabric(accelerator=accelerator, devices=1, precision=precision)  # type: ignore[arg-type]
     except (ValueError, RuntimeError, MisconfigurationException) as refused:
         raise ConfigError(f"accelerator={accelerator}: {one_line(refused)}") from None
 

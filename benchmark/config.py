@@ -105,7 +105,7 @@ class RunConfig:
             ``last_k_mean`` or ``averaged``.
         average_last: the reading ``averaged`` is that of one model, the mean of the global weights of the last so many
             rounds (all, if the run is shorter), evaluated once after the last round. 0: no such reading.
-        precision: ``32-true``, ``64-true``, ``bf16-mixed``, or ``16-mixed`` for GPUs without bfloat16.
+        precision: ``32-true``, ``64-true`` or ``bf16-mixed``.
         nonfinite: what to do with a client's update whose loss or tensors are not finite: ``stop`` ends the run with an
             error, ``skip`` leaves the update out of the aggregate and counts it (``skipped``).
         sums: how clients' models are averaged: ``ordered`` sends all of them to every process, which adds them up in

@@ -79,9 +79,6 @@ class FedMethod(L.LightningModule):
     uses_oracle: bool = False
     """Whether the run may look at hidden labels through ``Site.oracle``: for declared diagnostics only."""
 
-    no_loss_scaling: str = ""
-    """Why a step cannot be taken with a scaled loss, as ``16-mixed`` does, in words; empty: it can."""
-
     uploads_needed: ClassVar[str] = "mean"
     """What ``aggregate`` and ``remember`` need of the uploads' tensors. With ``sums=by_rank`` they get no more.
 
@@ -201,7 +198,7 @@ class FedMethod(L.LightningModule):
         Raises:
             ConfigError: in this precision the method would train something else.
         """
-        check_precision(self.trainer.precision, alone=True)
+        check_precision(self.trainer.precision)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Any:
         """One step on one batch, in one of Lightning's two forms.
@@ -262,12 +259,9 @@ class FedMethod(L.LightningModule):
     ) -> None:
         """Scale the optimiser's gradients to a total L2 norm of ``clip_norm`` at most, without reading it back.
 
-        With manual optimisation, call it before the optimiser steps; gradients are those of the loss itself from then
-        on, in ``16-mixed``, too.
+        With manual optimisation, call it before the optimiser steps.
         """
         if self.hparams.clip_norm is not None:
-            if self._trainer is not None:
-                self.trainer.precision_plugin.unscale_gradients(optimizer)
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(parameters, self.hparams.clip_norm)
 
@@ -284,15 +278,6 @@ class FedMethod(L.LightningModule):
         optimizer.step()
         torch.clear_autocast_cache()  # its half-precision copies of the parameters are stale now
         return loss.detach()
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        """The loss as ``manual_backward`` scales it in ``16-mixed``; in other precisions the loss itself.
-
-        For gradients that a step takes with ``torch.autograd.grad``, in one of two ways: they become the gradients of
-        parameters, or only their direction counts.
-        """
-        scaler = self._engine.loss_scaler
-        return loss if scaler is None else scaler.scale(loss)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Mixed-precision context of the run, for forward passes outside ``training_step``."""

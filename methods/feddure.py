@@ -64,7 +64,6 @@ class FedDure(SupervisedFirst, LocalSSL):
     scopes = {**LocalSSL.scopes, "creg": "local", "freg": "personal"}
     few_steps = (2, 4)
     batch_cap = 400
-    no_loss_scaling = "F-reg's look-ahead takes gradients and a directional derivative that no scale reaches"
 
     def __init__(
         self,

@@ -120,7 +120,7 @@ class FL2(FixMatch):
         losses = F.cross_entropy(logits, y, reduction="none")
 
         loss_p = masked_mean(losses, high)  # Eq. 11
-        w_star = self.perturbed(w, gradients(self.scaled(loss_p), w, retain_graph=True), h.rho)  # Eq. 12
+        w_star = self.perturbed(w, gradients(loss_p, w, retain_graph=True), h.rho)  # Eq. 12
         loss = h.lambda_u * self.adaptive_loss(losses, samples) + self.labelled_loss(batch)
         logits_star = wide(functional_call(self.model, w_star, (x,)))
         loss_cs = self.consistency(samples, logits, logits_star)  # Eq. 13
@@ -135,7 +135,7 @@ class FL2(FixMatch):
 
     def slopes(self, loss: Tensor, loss_cs: Tensor, w: Tensors, w_star: Tensors) -> dict[str, Tensor]:
         """Gradient of ``loss`` at W plus that of ``loss_cs`` at W*."""
-        at_w, at_star = gradients(self.scaled(loss), w), gradients(self.scaled(loss_cs), w_star)
+        at_w, at_star = gradients(loss, w), gradients(loss_cs, w_star)
         return {name: slope + at_star[name] for name, slope in at_w.items()}
 
     def adaptive_loss(self, losses: Tensor, samples: Tensors) -> Tensor:

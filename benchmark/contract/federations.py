@@ -15,7 +15,6 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from benchmark.contract.attributes import common_owners, different, owners, restore, values_of
 from benchmark.federation.loop import Federation
-from benchmark.federation.scaling import fabric_precision
 from benchmark.registry import KINDS, find_class, parameters
 from datamodules.base import FSSLDataModule, Scenario
 from datamodules.digits import Digits
@@ -85,7 +84,7 @@ def make_data(scenario: Scenario = "partial_clients", kind: type[Digits] = Digit
 def plain_fabric(precision: str = "32-true") -> Fabric:
     """One CPU process."""
     with warnings.catch_warnings(action="ignore"):  # what Lightning thinks of the precision
-        fabric = Fabric(accelerator="cpu", devices=1, **fabric_precision(precision, "cpu"))
+        fabric = Fabric(accelerator="cpu", devices=1, precision=precision)  # type: ignore[arg-type]
         fabric.launch()
     return fabric
 

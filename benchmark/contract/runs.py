@@ -26,7 +26,6 @@ from benchmark.federation import collectives
 from benchmark.federation.fit import Fit, OptimizerStates, kept_states, load_states
 from benchmark.federation.loop import Federation
 from benchmark.federation.replay import RecordedStep, Replay
-from benchmark.federation.scaling import LossScaler
 from benchmark.federation.site import LocalSite, stream_of
 from datamodules.base import SiteData
 from datamodules.views.batches import Batch, LocalWork
@@ -35,16 +34,12 @@ from methods.parts.aggregation import num_bytes
 
 PSEUDO = ("pseudo/selected", "pseudo/certain")
 """Columns that count the pseudo-labels a method uses."""
-OVERFLOW = ("overflow", "server/overflow")
-"""Columns with the share of a round's steps that a scaled loss makes skip."""
-NEAR = {"32-true": 0.03, "bf16-mixed": 0.5, "16-mixed": 0.5}
+NEAR = {"32-true": 0.03, "bf16-mixed": 0.5}
 """How far a model in a precision may end from the more exact one, relative to how far that one moved.
 
 Rounding alone accounts for at most 0.0003 in float32. On some processors a pseudo-label at its threshold flips as well,
 which accounts for about 0.01. In bfloat16 more of them flip, which accounts for up to 0.1.
 """
-MOST_OVERFLOW = 0.1
-"""The largest share of a round's steps that ``16-mixed`` may skip."""
 FALL = 0.97
 """The test loss must fall below this share of its initial value within three rounds."""
 SCOPES: tuple[Scope, ...] = ("shared", "personal", "local", "server")
@@ -118,10 +113,10 @@ def check_the_averaged_model_is_the_mean_of_what_the_server_held(subject: Subjec
 
 
 def check_lower_precisions_are_close_to_double(subject: Subject) -> None:
-    """Weights in float32 end near those in float64, and those under autocast near those in float32.
+    """Weights in float32 end near those in float64, and those under autocast to bf16 near those in float32.
 
-    Near is a share of the distance that the more exact ones moved (``NEAR``). Under autocast to bf16 or (with a scaled
-    loss) float16, only the second of two rounds is run, from the weights in float32: float16 is slow on a CPU.
+    Near is a share of the distance that the more exact ones moved (``NEAR``). Under autocast only the second of two
+    rounds is run, from the weights in float32.
     """
     run = subject.reference
     shared = [name for name in subject.make().names("shared") if run.servers[0][name].is_floating_point()]
@@ -129,14 +124,10 @@ def check_lower_precisions_are_close_to_double(subject: Subject) -> None:
         other, begin, exact = "32-true", 1, run.servers[2]
         if precision == "32-true":
             other, begin, exact = "64-true", 0, subject.in_double
-        if not shared or (precision == "16-mixed" and subject.cls.no_loss_scaling):
+        if not shared:
             continue
         federation = subject.resumed(begin, precision=precision)
-        overflow = max(row.get(column, 0.0) for row in rounds_until(federation, 2) for column in OVERFLOW)
-        assert overflow <= MOST_OVERFLOW, (
-            f"16-mixed skips {overflow:.0%} of a round's steps because a gradient overflows: compute what is steep in "
-            "float32 (torch.autocast(self.device.type, enabled=False))"
-        )
+        rounds_until(federation, 2)
         way, off = (
             torch.cat([(one[name].double() - exact[name]).flatten() for name in shared]).norm()
             for one in (run.servers[begin], federation.server)
@@ -260,7 +251,6 @@ def recorded_elsewhere(record: Callable[..., RecordedStep]) -> Callable[..., Rec
 RANK = "the rank or the number of processes"
 RANKS = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "SLURM_PROCID": "1", "SLURM_NTASKS": "3"}
 ORDER = "the order in which clients train"
-SCALE = "the scale of the loss"
 TOMORROW = time.time() + 86_413
 FAKES: dict[str, dict[str, object]] = {
     "the id of the process": {"os.getpid": 77_001, "os.getppid": 77_000},
@@ -269,7 +259,6 @@ FAKES: dict[str, dict[str, object]] = {
     "the number of processors": {"os.cpu_count": 333, "torch.get_num_threads": 333},
     RANK: {},
     ORDER: {},
-    SCALE: {},
 }
 """Circumstances that must not matter, and what functions return in each."""
 CAUSES = {
@@ -277,10 +266,6 @@ CAUSES = {
     "or is kept where all instances share it",
     ORDER: "clients that train in another order, as they do on several processes, give another result: a visit leaves "
     "something behind outside the registered tensors",
-    SCALE: "with a scaled loss, as in 16-mixed, it trains another model: a gradient is used while it is scaled, or was "
-    "never scaled. With automatic optimisation, change gradients in on_before_optimizer_step; with manual "
-    "optimisation, call manual_backward, then configure_gradient_clipping, then the step of self.optimizers(); give "
-    "torch.autograd.grad self.scaled(loss). If it cannot, say why in `no_loss_scaling`",
 }
 """What a method does wrong to which a circumstance matters; of all others, it reads them."""
 
@@ -288,18 +273,16 @@ CAUSES = {
 def check_circumstances_do_not_matter(subject: Subject) -> None:
     """Two runs of one seed agree to the last bit.
 
-    Host, process, clock and ranks change nothing, nor does the order in which clients train, as on several processes,
-    nor a loss that is scaled by a power of 2, as in ``16-mixed`` but in float32.
+    Host, process, clock and ranks change nothing, nor does the order in which clients train, as on several processes.
     """
-    known = [name for name in FAKES if name != SCALE or not subject.cls.no_loss_scaling]
     with suppress(Exception):  # it is met again in its own circumstance
-        if not differences(subject, known):
+        if not differences(subject, FAKES):
             return
-    for name in ("", *known):
+    for name in ("", *FAKES):
         because = CAUSES.get(name, f"the result depends on where it runs. It reads {name}")
         require_equal(differences(subject, [name] if name else []), because)
-    because = f"the result depends on several of these together: {', '.join(known)}"
-    require_equal(differences(subject, known), because)
+    because = f"the result depends on several of these together: {', '.join(FAKES)}"
+    require_equal(differences(subject, FAKES), because)
 
 
 def differences(subject: Subject, circumstances: Collection[str]) -> list[str]:
@@ -321,9 +304,7 @@ def differences(subject: Subject, circumstances: Collection[str]) -> list[str]:
             seat.site._context = replace(seat.context, fabric=there)
         if ORDER in circumstances:
             stack.enter_context(patch.object(collectives, "assign", backwards))
-        if SCALE in circumstances:
-            seat.method._engine.loss_scaler = LossScaler(torch.device("cpu"))
-        return subject.differences(federation, 2, OVERFLOW if SCALE in circumstances else ())
+        return subject.differences(federation, 2)
 
 
 def backwards(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:

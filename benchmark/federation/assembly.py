@@ -22,7 +22,6 @@ from datamodules.common.errors import ConfigError, RunError
 from methods import models
 from methods.base import FedMethod
 from methods.models.norm import static_norms
-from methods.parts.visits import PlannedRounds
 
 ONE_IMAGE = "Expected more than 1 value per channel when training"  # what PyTorch's batch norm says
 
@@ -113,7 +112,7 @@ def assemble(
     """
     config = run.config
     roster = data.roster(config.seed, **config.roster)
-    check_batches(method, data, RunContext(data, config.seed, PlannedRounds(config.rounds), fabric))
+    check_batches(method, data, RunContext(data, config.seed, config.rounds, fabric))
     return Federation(
         method,
         data,

@@ -260,11 +260,6 @@ def remove(path: Path) -> None:
     shutil.rmtree(path.with_suffix(".clients"), ignore_errors=True)
 
 
-def num_bytes(value: Any) -> int:
-    """Bytes of the tensors of a value."""
-    return sum(tensor.nbytes for tensor in tensors_in(value))
-
-
 def files_of(path: Path) -> set[str]:
     """Names of the clients' files that a head refers to; none if the head cannot be read."""
     try:

@@ -14,7 +14,6 @@ from benchmark.federation import hooks
 from benchmark.federation.collectives import tensors_in
 from benchmark.federation.fit import Fit, OptimizerStates, RunContext, kept_states, parameters_of
 from benchmark.federation.replay import Replay
-from benchmark.federation.scaling import loss_scaler
 from benchmark.federation.site import ClientState, LocalSite, Sent, VisitResult, measured, not_finite, stream_of
 from datamodules.base import SiteData
 from datamodules.common import streams
@@ -230,8 +229,7 @@ class Seat:
         self.tally, self.site = Tally(), LocalSite(method, context)
         self.generator = torch.Generator(device=device)
         self.sizes = set[int]()  # of clients that it has been
-        scaler = loss_scaler(context.fabric, method)
-        method._engine = EngineState(context.fabric.autocast, scaler, tensors=RegisteredTensors(method))
+        method._engine = EngineState(context.fabric.autocast, tensors=RegisteredTensors(method))
         draw_from(method, self.generator)
         if not method.training:  # it was put into evaluation mode after it was built
             method.train()

@@ -20,7 +20,6 @@ from datamodules.common import streams
 from datamodules.common.errors import RunError
 from datamodules.views.batches import Batch
 from methods.base import FedMethod, Visit
-from methods.parts.visits import PlannedRounds
 
 OptimizerStates = list[list[dict[str, Any]]]
 """State of every parameter, by optimiser, in the order of ``configure_optimizers``."""
@@ -41,14 +40,14 @@ class RunContext:
 
     data: FSSLDataModule
     seed: int
-    rounds: PlannedRounds
+    rounds: int
     fabric: Fabric
     skips: bool = False
     callbacks: Sequence[Callback] = ()
 
     def visit(self, round: int, client: int, site: SiteData, **more: Any) -> Visit:
         """A visit of a client, or of the server, to the site with these data; ``more``: see ``Visit``."""
-        return Visit(round, client, labelled=len(site.labelled) > 0, size=site.size, planned=self.rounds, **more)
+        return Visit(round, client, labelled=len(site.labelled) > 0, size=site.size, rounds=self.rounds, **more)
 
     @contextmanager
     def seeded(self, purpose: str, *where: int) -> Iterator[None]:
@@ -87,7 +86,6 @@ class Fit:
         self, method: FedMethod, states: OptimizerStates, max_epochs: int = 0, context: RunContext | None = None
     ) -> None:
         self.method = self.lightning_module = method
-        self.scaler = method._engine.loss_scaler
         self.callbacks = list(context.callbacks) if context else []
         self.loggers = list(context.fabric.loggers) if context else []
         self.logger = self.loggers[0] if self.loggers else None
@@ -101,8 +99,6 @@ class Fit:
         self.optimizers, schedulers, monitor = ([], [], None) if made is None else pl_optim._configure_optimizers(made)
         self.lr_scheduler_configs = pl_optim._configure_schedulers_automatic_opt(schedulers, monitor)
         load_states(self.optimizers, states)
-        if self.scaler is not None:
-            self.scaler.begin(self.optimizers)
         wrapped = pl_optim.LightningOptimizer._to_lightning_optimizer  # it holds this fit by a weak reference
         self._lightning_optimizers = [wrapped(one, self) for one in self.optimizers]  # type: ignore[arg-type]
 
@@ -186,43 +182,28 @@ class Fit:
             outputs["loss"] = loss.detach()
             if method.automatic_optimization:
                 method._engine.log("loss", loss)
-        if self.scaler is not None:
-            self.scaler.update()
         return outputs
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None, *args: Any, **kwargs: Any) -> None:
         """Behind ``manual_backward``, and in the automatic step."""
-        scaled = self.method.scaled(loss)
-        self.call("on_before_backward", scaled)
-        self.method.backward(scaled, *args, **kwargs)
+        self.call("on_before_backward", loss)
+        self.method.backward(loss, *args, **kwargs)
         self.call("on_after_backward")
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
         """Behind ``step`` of the optimisers that ``LightningModule.optimizers`` gives."""
         method = self.method
         made = closure()
-        self.unscale_gradients(optimizer)
         self.call("on_before_optimizer_step", optimizer)
         if method.automatic_optimization:
             method.configure_gradient_clipping(optimizer, self.gradient_clip_val, self.gradient_clip_algorithm)
-        if self.scaler is None or not has_gradients(optimizer):
-            optimizer.step(**kwargs)
-        else:
-            self.scaler.step(optimizer, **kwargs)
-            method._engine.log("overflow", self.scaler.overflow(optimizer))
+        optimizer.step(**kwargs)
         self.global_step += 1
         return made
-
-    def unscale_gradients(self, optimizer: Any) -> None:
-        """In ``16-mixed``, divide gradients by the scale of the loss, once per ``training_step``."""
-        optimizer = getattr(optimizer, "optimizer", optimizer)  # Lightning's wrapper
-        if self.scaler is not None and has_gradients(optimizer):
-            self.scaler.unscale_(optimizer)
 
     def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str = "norm") -> None:
         """Clip by total norm or by ``value``; 0 does not clip."""
         if value > 0:
-            self.unscale_gradients(optimizer)
             (clip_grad_value_ if algorithm == "value" else clip_grad_norm_)(parameters_of(optimizer), value)
 
     def advance_schedules(self, interval: str) -> None:
@@ -301,8 +282,3 @@ def reads_single(parameters: Sequence[Tensor]) -> bool:
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """All parameters of an optimiser, in order."""
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def has_gradients(optimizer: Optimizer) -> bool:
-    """Whether any parameter of the optimiser has a gradient."""
-    return any(parameter.grad is not None for parameter in parameters_of(optimizer))

@@ -25,7 +25,6 @@ from datamodules.common.errors import RunError
 from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
 from methods.base import FedMethod, Tally, Upload, Visit
-from methods.parts.visits import PlannedRounds
 
 CLIENTS_PER_MESSAGE = 4  # of each process, whose states are sent in one message
 
@@ -81,12 +80,12 @@ class Federation:
     ) -> None:
         hooks.check_declarations(method)
         self.method, self.data, self.roster, self.fabric = method.to(fabric.device), data, roster, fabric
-        self.rounds, self.eval_every, self.planned = rounds, eval_every, PlannedRounds(rounds)
+        self.rounds, self.eval_every = rounds, eval_every
         self.average_last = min(average_last, rounds)
         self.joins_sums = sums == "by_rank" and hooks.uploads_needed(type(method)) == "mean"
         self.callbacks = [one for one in callbacks if hasattr(one, "on_round_end")]
         lightnings = [one for one in callbacks if isinstance(one, Callback)]
-        context = RunContext(data, seed, self.planned, fabric, nonfinite == "skip", lightnings)
+        context = RunContext(data, seed, rounds, fabric, nonfinite == "skip", lightnings)
         self.engine = Engine(method, context, slots or 1, replay and slots is not None)
         method.spread = self.spread = partial(collectives.spread, fabric)  # leads to no data
         self.server = method.tensors("shared", "server")
@@ -149,7 +148,6 @@ class Federation:
         self.method.visit = self.engine.context.visit(number, SERVER, self.data.server)
         logged_at_server = [("in aggregate", self.aggregate(uploads, number))] if uploads else []
         logged_at_server.append(("in server_step", self.server_phase(number)))
-        self.planned.asked |= any(visit.planned.asked for visit in results)  # of other processes, too
         if number >= self.rounds - self.average_last:
             self.add_to_average()
         with self.engine.hook_context("log", number):
@@ -325,7 +323,6 @@ class Federation:
             "bytes": (self.bytes_up, self.bytes_down),
             "steps": self.steps,
             "skipped": self.skipped,
-            "asked_rounds": self.planned.asked,
             "summed": self.summed,
         }
 
@@ -343,6 +340,5 @@ class Federation:
         self.server_state = state["server_state"]
         self.bytes_up, self.bytes_down = state["bytes"]
         self.steps, self.skipped = state["steps"], state["skipped"]
-        self.planned.asked |= state.get("asked_rounds", True)
         self.summed = collectives.to_device(state["summed"], device)
         self.become_server()

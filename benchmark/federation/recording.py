@@ -107,8 +107,8 @@ def listed(step: Callable[[], object], generators: Sequence[torch.Generator]) ->
     A replay calls every operation again, below autograd and autocast. What it creates is copied over what it created
     before; in-place changes and views need no copy.
     """
-    recorder = WatchedOperations(_refuse, generators)
-    with WatchedMethods(_refuse), recorder:
+    recorder = WatchedOperations(generators)
+    with WatchedMethods(), recorder:
         step()
 
     def replay() -> None:
@@ -122,38 +122,29 @@ def listed(step: Callable[[], object], generators: Sequence[torch.Generator]) ->
 
 
 class WatchedMethods(TorchFunctionMode):
-    """Watches calls of tensor methods that read data without an operation.
-
-    Args:
-        host_read: called with the name of the method.
-    """
-
-    def __init__(self, host_read: Callable[[str], None]) -> None:
-        super().__init__()
-        self.host_read = host_read
+    """Refuses calls of tensor methods that read data without an operation."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _METHODS:
-            self.host_read(f"Tensor.{func.__name__}")
+            _refuse(f"Tensor.{func.__name__}")
         if func is F.one_hot:
-            self.host_read("one_hot")
+            _refuse("one_hot")
         return func(*args, **(kwargs or {}))
 
 
 class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches the operations of a step and its backward passes for what a replay cannot repeat, and lists them.
+    """Refuses operations of a step and its backward passes that a replay cannot repeat, and lists the others.
 
     A call is kept with aliases of its tensors, which share memory with the step's own but have no autograd graph, and
     with the tensors that it created, ``None`` for those that share memory with an argument.
 
     Args:
-        host_read: called with the name of an operation that needs data on the host.
-        generators: those that the step may draw from; ``None``: any, and nothing is kept in ``calls``.
+        generators: those that the step may draw from.
     """
 
-    def __init__(self, host_read: Callable[[str], None], generators: Sequence[torch.Generator] | None = None) -> None:
+    def __init__(self, generators: Sequence[torch.Generator]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.host_read, self.generators = host_read, generators
+        self.generators = generators
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor | None]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -162,8 +153,8 @@ class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:  # in inference mode a composite operation arrives whole: watch its parts
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         if reads_host(func, args):
-            self.host_read(str(func.overloadpacket))
-        if self.generators is None or func.namespace == "profiler":  # an optimiser's marks for the profiler
+            _refuse(str(func.overloadpacket))
+        if func.namespace == "profiler":  # an optimiser's marks for the profiler
             return func(*args, **kwargs)
         kept_args, kept_kwargs = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
         if func is torch.ops.aten.lift_fresh.default:  # a tensor from Python numbers, which a replay creates again
@@ -193,7 +184,7 @@ class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             RunError: it has.
         """
         drawn_from = {_address(one) for one in given if isinstance(one, torch.Generator)}
-        known = set(map(_address, self.generators or ()))
+        known = set(map(_address, self.generators))
         if not drawn_from <= known or not torch.equal(before, torch.get_rng_state()):
             raise RunError(
                 f"{func.overloadpacket} at {_place()}: a step may not draw from torch's global generator or from one "

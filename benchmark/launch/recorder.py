@@ -13,7 +13,7 @@ from lightning.fabric.loggers.csv_logs import CSVLogger
 
 from benchmark.config import Run, differences
 from benchmark.federation import checkpoint
-from benchmark.federation.checkpoint import OnDisk, num_bytes, save_plain
+from benchmark.federation.checkpoint import save_plain
 from benchmark.federation.collectives import on_first, wait_for_all
 from benchmark.federation.loop import Federation
 from benchmark.federation.store import discard_states
@@ -23,10 +23,8 @@ from benchmark.runs.exported import WEIGHTS
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.loggers import mirror_run
 from benchmark.runs.records import code_versions, read_record, read_rows, revisions
-from benchmark.runs.states import CHECKPOINT, LAST_STATE, other_data
+from benchmark.runs.states import CHECKPOINT, other_data
 from datamodules.common.errors import BenchError, ConfigError, RunError, Stopped
-
-KEPT_BYTES = 50_000_000  # of the state of a complete run
 
 REMEDY = "bring this run's own checkpoint back, or delete the folder to start over"
 
@@ -83,18 +81,10 @@ class Recorder:
             self.state = None
 
     def finish(self, federation: Federation) -> None:
-        """Write the weights and the complete record.
-
-        The state of the last round is kept where a run of more rounds could go on from it: it is small, and nothing
-        has asked for the number of rounds.
-        """
+        """Write the weights and the complete record."""
         held = {**federation.server, **federation.method.tensors("frozen")}
         self.files.check_claim()
         save_plain(self.files.path / WEIGHTS, {name: value.cpu() for name, value in held.items()})
-        state = {**federation.state_dict(), "origin": self.files.origin}
-        large = num_bytes(state) > KEPT_BYTES or any(isinstance(one, OnDisk) for one in state["clients"].values())
-        if not (federation.planned.asked or federation.average_last or large):
-            checkpoint.save(self.files.path / LAST_STATE, state)
         self.state, confusion = None, federation.confusion
         self.files.finish(federation.averaged, None if confusion is None else confusion.tolist())
         self.mirror.record(self.files.record, federation.data.class_names)

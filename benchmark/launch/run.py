@@ -17,8 +17,6 @@ from torch.multiprocessing.spawn import ProcessException
 
 from benchmark.config import Run
 from benchmark.federation.assembly import check_values
-from benchmark.federation.scaling import fabric_precision
-from benchmark.launch.continuing import go_on
 from benchmark.launch.launchers import is_one_of_several, slurm_tasks, torchrun
 from benchmark.launch.placement import placed
 from benchmark.launch.recorder import is_complete
@@ -66,9 +64,6 @@ def check(run: Run) -> None:
 
 def _carry_out(run: Run) -> None:
     """This process starts those of the run, or is one of those that SLURM or ``torchrun`` has started."""
-    if not is_one_of_several():
-        _launchable(run)  # fails before anything is written
-        go_on(run, RunFolder(run.folder))
     run, spawned = _launchable(run)
     fabric = _fabric(run, spawned)
     if spawned and run.config.runtime.accelerator == "cpu":  # fail early if data are missing
@@ -125,7 +120,7 @@ def _fabric(run: Run, spawned: bool) -> Fabric:
             devices=rt.devices,
             num_nodes=rt.num_nodes,
             loggers=loggers.lightning_loggers(rt.logger, run.folder),
-            **fabric_precision(run.config.precision, rt.accelerator),
+            precision=run.config.precision,  # type: ignore[arg-type]
         )
     except (ValueError, RuntimeError, ImportError, MisconfigurationException) as refused:
         raise ConfigError(f"--devices {rt.devices} --accelerator {rt.accelerator}: {one_line(refused)}") from None

@@ -15,7 +15,6 @@ from lightning import Fabric
 from benchmark.config import Run, RunConfig
 from benchmark.federation.assembly import assemble, make
 from benchmark.federation.loop import Federation
-from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.worker import enough_queues, keep_memory
 from benchmark.registry import ClassSpec
 from benchmark.runs.code_identity import code_version
@@ -80,7 +79,7 @@ def federation_of(config: RunConfig, device: str = "cpu", slots: int | None = No
     runtime = replace(config.runtime, engine="slots" if slots else "reference", slots=slots or 1, replay=replay)
     run = Run.of(replace(config, runtime=runtime))
     enough_queues()
-    fabric = Fabric(accelerator=device, devices=1, **fabric_precision(config.precision, device))
+    fabric = Fabric(accelerator=device, devices=1, precision=config.precision)  # type: ignore[arg-type]
     fabric.launch()
     return assemble(run, *make(run, fabric.device), fabric)
 

@@ -16,8 +16,6 @@ Digests = dict[str, Mapping[str, str]]
 """SHA-256 of files by name, of each data set that was looked at."""
 
 CHECKPOINT = "checkpoint.pt"
-LAST_STATE = "last_state.pt"
-"""The state after the last round of a complete run, from which one of more rounds can go on."""
 CHECKPOINTS = (CHECKPOINT, f"{CHECKPOINT}.previous")  # files to resume from
 
 

@@ -36,7 +36,6 @@ class WithoutCReg(FedDure):
 class WithoutFReg(FedDure):
     """Table 2, w/o F-reg: all images have the same weight for C-reg, and a threshold replaces the weights m."""
 
-    no_loss_scaling = ""  # there is no look-ahead
     view_of_creg: ClassVar[str] = "strong"
     view_of_feedback: ClassVar[str] = "weak"
 

@@ -126,7 +126,7 @@ class AsWritten(FL2):
 
     def slopes(self, loss: Tensor, loss_cs: Tensor, w: Tensors, w_star: Tensors) -> dict[str, Tensor]:
         """Gradient of both at W."""
-        return gradients(self.scaled(loss + loss_cs), w)
+        return gradients(loss + loss_cs, w)
 
 
 def sam(parameters: Tensors, gradients: Tensors, rho: float) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ SHARES = ("selected", "correct", "right", "wrong", "accuracy", "correct_per_wron
 FRAMEWORK = frozenset(
     [
         "round", "warmup", "acc", "acc_by_class", "acc_clients", "acc_worst_clients", "auc", "precision", "recall",
-        "participants", "visits", "steps", "skipped", "overflow", "bytes_up", "bytes_down", "timing",
+        "participants", "visits", "steps", "skipped", "bytes_up", "bytes_down", "timing",
         *(f"pseudo/{share}{suffix}" for share in SHARES for suffix in ("", "_by_class")),
     ]
 )  # fmt: skip
@@ -178,14 +178,12 @@ class EngineState:
 
     Args:
         autocast: creates the run's mixed-precision context.
-        loss_scaler: scales losses in ``16-mixed``; ``None`` in other precisions.
         tally: sums of the current visit or aggregation; ``None`` between them.
         site: of the current visit; ``None`` between visits.
         tensors: the registered tensors; ``None``: look them up each time.
     """
 
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
-    loss_scaler: Any = None
     tally: Tally | None = None
     site: Site | None = None
     tensors: RegisteredTensors | None = None

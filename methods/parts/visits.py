@@ -13,14 +13,6 @@ from datamodules.views.batches import LocalWork
 from methods.parts.aggregation import num_bytes
 
 
-@dataclass
-class PlannedRounds:
-    """How many rounds a run is to have, and whether its training has asked for that number and so depends on it."""
-
-    number: int = 1
-    asked: bool = False
-
-
 @dataclass(frozen=True)
 class Visit:
     """One participation of one client (or of the server) in one round.
@@ -33,7 +25,7 @@ class Visit:
         labelled: whether the site holds labels.
         size: number of the site's training images.
         first: whether the client takes part for the first time in the run.
-        planned: behind ``rounds``.
+        rounds: planned number of rounds of the run, for schedules.
     """
 
     round: int = 0
@@ -43,13 +35,7 @@ class Visit:
     labelled: bool = True
     size: int = 0
     first: bool = True
-    planned: PlannedRounds = field(default_factory=PlannedRounds, compare=False, repr=False)
-
-    @property
-    def rounds(self) -> int:
-        """Planned number of rounds of the run, for schedules; a run that asks for it cannot go on to more of them."""
-        self.planned.asked = True
-        return self.planned.number
+    rounds: int = 1
 
     @property
     def at_server(self) -> bool:

@@ -31,7 +31,7 @@ def here(tmp_path, monkeypatch):
 
 def test_in_memory_and_with_a_record_it_is_the_same_run(here):
     """The numbers are equal, and only the second one writes; a complete one is not run again."""
-    options = {"method_args": {"lr": 0.05}, "average_last": 2, "precision": "16-mixed", **OPTIONS}
+    options = {"method_args": {"lr": 0.05}, "average_last": 2, "precision": "bf16-mixed", **OPTIONS}
     in_memory = fit("fedavg", "digits", **options)
     assert list(here.iterdir()) == [] and in_memory.path is None
     recorded = fit("fedavg", Digits, results_dir="out", wandb="off", **options)

@@ -54,8 +54,6 @@ FAULTS: dict[str, dict[type[FedMethod], str]] = {
     "circumstances_do_not_matter": {
         surroundings.UnseededDraw: "draws from a generator that nobody seeds",
         memory.LastingAttribute: "clients that train in another order",
-        training.Unscaled: "a gradient is used while it is scaled, or was never",
-        training.ClipsScaled: "a gradient is used while it is scaled",
         surroundings.ReadsProcess: "It reads the id of the process ",
         surroundings.ReadsRank: "It reads the rank or the number of processes",
         surroundings.ReadsClock: "It reads the clock",
@@ -96,8 +94,6 @@ FAULTS: dict[str, dict[type[FedMethod], str]] = {
     "lower_precisions_are_close_to_double": {
         training.HalvesInSingle: "in 32-true the weights end",
         training.Rounds: "in bf16-mixed the weights end",
-        training.RoundsHalf: "in 16-mixed the weights end",
-        training.Steep: "16-mixed skips .* of a round's steps",
     },
 }
 PAIRS = [

@@ -16,7 +16,6 @@ from methods.ablations.fedcon import EMAStudent, ReleasedFedCon, scaled, student
 from methods.base import Visit
 from methods.fedcon import FedCon
 from methods.parts.tensors import divergence
-from methods.parts.visits import PlannedRounds
 
 
 def method(cls: type[FedCon] = FedCon, **args: Any) -> FedCon:
@@ -70,7 +69,7 @@ def test_the_server_loss(cls: type[FedCon]) -> None:
     loss = loss + w * (0.5 * apart[0] + 0.5 * apart[1])
     assert float(apart[0].detach()) > 1e-4
     slopes = torch.autograd.grad(loss, list(teacher.parameters()))
-    fit_on(run, -1, {"x": x, "x2": x2, "y": y}, round=50, planned=PlannedRounds(100))
+    fit_on(run, -1, {"x": x, "x2": x2, "y": y}, round=50, rounds=100)
     for new, old, slope in zip(made.model.parameters(), teacher.parameters(), slopes, strict=True):
         torch.testing.assert_close(new, old - 0.1 * slope)
     if isinstance(made, EMAStudent):

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.base import Batch, FedMethod, Visit
-from methods.parts.tensors import set_gradient
 from planted_faults.sound import Sound
 
 
@@ -184,61 +183,8 @@ class HalvesInSingle(Sound):
 class Rounds(Sound):
     """A step that fails in low precision: it uses digits that 16 bits do not have."""
 
-    coarse: tuple[torch.dtype, ...] = (torch.bfloat16,)
-
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Where logits are rounded, the loss counts ten times."""
         x = batch["labelled"]["x"] if "labelled" in batch else batch["unlabelled"]["x"]
-        coarse = 1.0 if self(x).dtype in self.coarse else 0.0
+        coarse = 1.0 if self(x).dtype == torch.bfloat16 else 0.0
         return super().training_step(batch, batch_idx) * (1.0 - 1.9 * coarse)
-
-
-class RoundsHalf(Rounds):
-    """The same in float16 alone."""
-
-    coarse = (torch.float16,)
-
-
-class Unscaled(Sound):
-    """A manual step along its own gradient, which is not scaled."""
-
-    def __init__(self, model: nn.Module, num_classes: int, **base: Any) -> None:
-        super().__init__(model, num_classes, **base)
-        self.automatic_optimization = False
-
-    def slopes(self, loss: Tensor) -> Any:
-        """The gradient."""
-        return torch.autograd.grad(loss, list(self.model.parameters()))
-
-    def training_step(self, batch: Batch, batch_idx: int) -> None:  # type: ignore[override]
-        """The automatic step, with ``torch.autograd.grad``."""
-        optimizer: Any = self.optimizers()
-        loss = super().training_step(batch, batch_idx)
-        for parameter, slope in zip(self.model.parameters(), self.slopes(loss), strict=True):
-            set_gradient(parameter, slope)
-        self.configure_gradient_clipping(optimizer)
-        optimizer.step()
-        self.log("loss", loss.detach())
-
-
-class ClipsScaled(Unscaled):
-    """Gradients are clipped by hand while they are scaled."""
-
-    def slopes(self, loss: Tensor) -> Any:
-        """Of the scaled loss."""
-        return super().slopes(self.scaled(loss))
-
-    def configure_gradient_clipping(self, optimizer: Any, *given: Any) -> None:
-        """As in a plain loop of torch."""
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-
-
-class Steep(Sound):
-    """A gradient that overflows float16."""
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Nothing is added to the loss, with a slope of a million."""
-        loss = super().training_step(batch, batch_idx)
-        x = batch["labelled"]["x"] if "labelled" in batch else batch["unlabelled"]["x"]
-        logits = self(x)
-        return loss + (0.0 * logits).float().sum() * 1e6 if logits.dtype == torch.float16 else loss

@@ -119,22 +119,14 @@ def test_a_run_is_that_with_ordered_sums_but_for_roundings(method):
     assert run_rows(slots) == others and tensors_of(slots) == tensors_of(joint)
 
 
-class Asks(FedConsist):
-    """One client alone asks for the number of rounds; the other process is told."""
-
-    def learning_rate(self):
-        return super().learning_rate() * (self.visit.rounds if self.visit.client == 0 else 2)
-
-
 def joint_runs(fabric):
     """Rows, last models and clients' states, where weights are numbers of images and where they depend on others."""
     found = []
-    for method in (FedAvg, Asks):
+    for method in (FedAvg, FedConsist):
         data = few_data(9, 9 if method is FedAvg else 2)
         run = Federation(make_method(method), data, data.roster(0), fabric, rounds=2, seed=0, sums="by_rank")
         rows = run_rows(run)
         momenta = {k: [t.double().sum().item() for t in split_tensors(run.clients[k])[1]] for k in sorted(run.clients)}
-        assert run.planned.asked == (method is Asks)
         found.append((rows, tensors_of(run), momenta))
     return found
 

@@ -95,11 +95,10 @@ def test_missing_data_is_missed_before_processes_start(tmp_path, monkeypatch):
 
 def test_precisions(tmp_path):
     """Each has a run of its own. Weights are double in double precision; 16 bits keep them in single."""
-    for precision, kept in (("64-true", torch.float64), ("16-mixed", torch.float32)):
+    for precision, kept in (("64-true", torch.float64), ("bf16-mixed", torch.float32)):
         path = fit(configuration(tmp_path, precision=precision, **SHORT))
         assert read_record(path)["environment"]["precision"] == precision
         assert {value.dtype for value in torch.load(path / "weights.pt").values()} == {kept}
-    assert all(row["overflow"] == 0.0 for row in read_rows(path))  # steps that were left out
 
 
 def test_a_changed_split_is_not_taken_for_the_old_one(tmp_path):
