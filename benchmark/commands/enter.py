@@ -67,9 +67,11 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     ]
     outcomes = run_all(missing, jobs) if missing else []
     plan.look_again()
-    for setting in settings(suite, plan):
-        if setting.table.number == options.table:
-            print(f"\n{leaderboard.brief(setting, own[0].method)}")
+    found = [setting for setting in settings(suite, plan) if setting.table.number == options.table]
+    for setting in found:
+        print(f"\n{leaderboard.brief(setting, own[0].method)}")
+    for told in leaderboard.interim(suite, plan, found) if found else ():
+        print(f"\n{told.replace('**', '')}")
     print(f"\nthe row is described by {suite.where}, what was tried by {suite.tuned.path(options.scale)}")
     if bad := [one for one in outcomes if one.status != "complete"]:
         raise RunError(f"{len(bad)} runs have no result, first {bad[0].run.cells[0]}: {bad[0].message}")

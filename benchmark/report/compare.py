@@ -74,7 +74,7 @@ def _readings(first: Record, second: Record, row: list[Record]) -> tuple[list[st
     shared = [reading for reading in READING.values() if first.get(reading) and second.get(reading)]
     for reading in shared:
         one, other = first[reading]["acc"], second[reading]["acc"]
-        values = [record[reading]["acc"] for record in row]
+        values = [record[reading]["acc"] for record in row if record.get(reading)]  # older ones lack `averaged`
         half = prediction(values, of=len(shared)) if len(values) >= LEAST else None
         where = ""
         if half is not None:

@@ -1,40 +1,36 @@
 """The values of a suite's runs, of which tables and boards are made; and the rounds of runs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from benchmark.config import Runtime
-from benchmark.runs.records import READING, read_rows
+from benchmark.runs.records import READING, Record, read_rows
 from benchmark.runs.states import Digests, state_of
 from benchmark.suites.plan import Plan, Row
 from benchmark.suites.suite import Suite
 
 LACKS = ("failed", "damaged", "outdated", "running", "stale", "missing")  # in the order in which they are told
 BROKEN = LACKS[:3]  # rows with such a seed get no verdict
-NONE = pd.Series(dtype="float64")
-Values = Mapping[tuple[str, str, str], pd.Series]
-"""Values by seed, of a row (``Row.full_name``), a reading (as a suite's ``report`` names it) and a metric."""
 
 
-def by_row(plan: Plan) -> Values:
-    """The values of a suite's runs at a scale, as tables and boards look them up; runs without one are left out."""
-    found: dict[tuple[str, str, str], dict[int, float]] = {}
-    for row, of_seed in plan.of_row.items():
-        for seed, run in of_seed.items():
-            record: Mapping[str, Any] = plan.found[run].record or {}
-            for reading, name in READING.items():
-                for metric, value in (record.get(name) or {}).items():
-                    if isinstance(value, float):
-                        found.setdefault((row, reading, metric), {})[seed] = value
-    return {key: pd.Series(own, dtype="float64") for key, own in found.items()}
+def values_of(plan: Plan, row: str, reading: str, metric: str) -> pd.Series:
+    """A metric of a row's complete runs, by seed; a run whose record lacks it is left out.
 
-
-def values_of(known: Values, row: Row, reading: str, metric: str) -> pd.Series:
-    """A metric in a reading of a row's complete runs, by seed; a run whose record lacks it is left out."""
-    return known.get((row.full_name, reading, metric), NONE)
+    Args:
+        plan: the runs of a suite.
+        row: ``Row.full_name``.
+        reading: as a suite's ``report`` names it.
+        metric: its name.
+    """
+    found: dict[int, float] = {}
+    for seed, key in plan.of_row[row].items():
+        record: Record = plan.found[key].record or {}
+        value = (record.get(READING[reading]) or {}).get(metric)
+        if isinstance(value, float):
+            found[seed] = value
+    return pd.Series(found, dtype="float64")
 
 
 def rounds_of(folder: Path) -> pd.DataFrame:

@@ -44,7 +44,7 @@ def read_runs(folders: Sequence[str], labels: Sequence[str] = ()) -> dict[str, p
 def read_suite_rows(
     suite: Suite, names: Sequence[str], scale: str, results_dir: str, labels: Sequence[str] = ()
 ) -> dict[str, pd.DataFrame]:
-    """Read curves of a suite's rows by label, in the order of the suite.
+    """Read curves of a suite's rows by label, in the order of ``names``, and those of a pattern in that of the suite.
 
     Args:
         suite: suite with the rows.
@@ -57,14 +57,15 @@ def read_suite_rows(
         ConfigError: no such row, a name without complete runs, or labels that do not match.
         RunError: a record is damaged.
     """
-    curves = {row.full_name: rounds(suite, [row], scale, results_dir) for row in suite.matching(names, scale)}
+    asked = {row.full_name: row for name in names for row in suite.matching([name], scale)}
+    curves = {name: rounds(suite, [row], scale, results_dir) for name, row in asked.items()}
     for name in names:
         if all(curves[row.full_name].empty for row in suite.matching([name], scale)):
             raise ConfigError(
                 f"plot: no complete run of {name} at scale {scale} in {results_dir}; "
                 f"`table --paper {suite.where} --scale {scale}` creates them"
             )
-    rows = [row for row in suite.matching(names, scale) if not curves[row.full_name].empty]
+    rows = [row for name, row in asked.items() if not curves[name].empty]
     methods = [row.method for row in rows]
     own = [row.full_name if methods.count(row.method) > 1 else row.method for row in rows]
     return _named(labels or own, [curves[row.full_name] for row in rows])

@@ -9,7 +9,7 @@ import pandas as pd
 from scipy import stats
 
 from benchmark.report.facts import last_rounds
-from benchmark.report.frame import Values, by_row, rounds_of, values_of
+from benchmark.report.frame import rounds_of, values_of
 from benchmark.report.statistics import FAILED, LEAST, LEVEL, SPENT, compare, cost, interval, late_rise, summary
 from benchmark.runs.records import Record
 from benchmark.suites.plan import Plan, Row, Table
@@ -73,13 +73,13 @@ def settings(suite: Suite, plan: Plan) -> list[Setting]:
 
     Those whose reference is not run at this scale are not among them.
     """
-    found, known = [], by_row(plan)
+    found = []
     for table in filter(lambda table: table.reference, suite.tables):
         for dataset in dict.fromkeys(row.dataset for row in table.rows):
             rows = [row for row in table.rows if row.dataset == dataset and row.full_name in plan.of_row]
-            scores = pd.DataFrame({row.method: _scores(plan, known, row, suite.reading(plan.scale)) for row in rows})
+            scores = pd.DataFrame({row.method: _scores(plan, row, suite.reading(plan.scale)) for row in rows})
             if table.reference in scores and scores.notna().any(axis=None):
-                found.append(_setting(suite, plan, known, table, rows, scores))
+                found.append(_setting(suite, plan, table, rows, scores))
     return found
 
 
@@ -96,25 +96,23 @@ def told_apart(one: Setting, method: str) -> bool:
     return bool(one.ranked and apart and sound)
 
 
-def _scores(plan: Plan, known: Values, row: Row, reading: str) -> pd.Series:
+def _scores(plan: Plan, row: Row, reading: str) -> pd.Series:
     """By seed, with ``FAILED`` for a run that has failed and NaN for one that is missing."""
-    scores = values_of(known, row, reading, METRIC).reindex(plan.seeds)
+    scores = values_of(plan, row.full_name, reading, METRIC).reindex(plan.seeds)
     scores[[seed for seed, key in plan.of_row[row.full_name].items() if plan.found[key].state == "failed"]] = FAILED
     return scores
 
 
-def _setting(
-    suite: Suite, plan: Plan, known: Values, table: Table, rows: Sequence[Row], scores: pd.DataFrame
-) -> Setting:
+def _setting(suite: Suite, plan: Plan, table: Table, rows: Sequence[Row], scores: pd.DataFrame) -> Setting:
     reference, dataset, reading = table.reference, rows[0].dataset, suite.reading(plan.scale)
     controls = {row: own for row, own in table.controls.items() if row in scores and own in scores}
     untested = table.untested & {*scores}
     lines = compare(scores, reference, untested)
-    smooth = {row.method: values_of(known, row, "last_k_mean", METRIC) for row in rows}
-    worst = {row.method: values_of(known, row, reading, WORST) for row in rows}
+    smooth = {row.method: values_of(plan, row.full_name, "last_k_mean", METRIC) for row in rows}
+    worst = {row.method: values_of(plan, row.full_name, reading, WORST) for row in rows}
     beside = [row for other in suite.tables if other.untuned == table.number for row in other.rows]
     beside = [row for row in beside if row.dataset == dataset and row.full_name in plan.of_row]
-    untuned = {row.method: summary(_scores(plan, known, row, reading)) for row in beside}
+    untuned = {row.method: summary(_scores(plan, row, reading)) for row in beside}
     goal = smooth[reference].mean() if reading == "averaged" else lines.loc[reference, "mean"]
     chosen = suite.choices(plan.scale)
     more: dict[str, dict[str, Any]] = {}

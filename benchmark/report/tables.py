@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from benchmark.report.facts import averaged_rounds, facts, last_rounds, network
 from benchmark.report.formats import Marked, csv_text, half, latex_table, markdown, number, pipe_table
-from benchmark.report.frame import BROKEN, LACKS, Values, by_row, values_of
+from benchmark.report.frame import BROKEN, LACKS, values_of
 from benchmark.report.statistics import difference, interval, lead, places, prediction
 from benchmark.runs.console import printable
 from benchmark.runs.records import READING
@@ -63,8 +63,7 @@ def render(suite: Suite, plan: Plan, published: Mapping[Any, str]) -> list["Page
         plan: its runs at one scale.
         published: printed values by ``Row.key``.
     """
-    known = by_row(plan)
-    return [Page(suite, plan, published, table, known) for table in suite.tables]
+    return [Page(suite, plan, published, table) for table in suite.tables]
 
 
 def write(suite: Suite, scale: str, pages: Sequence["Page"], results: Path) -> list[Path]:
@@ -94,8 +93,8 @@ class Page:
         facts: facts about the runs by name; a text without a name has the empty one.
     """
 
-    def __init__(self, suite: Suite, plan: Plan, published: Mapping[Any, str], table: Table, known: Values) -> None:
-        self.suite, self.plan, self.published, self.table, self._known = suite, plan, published, table, known
+    def __init__(self, suite: Suite, plan: Plan, published: Mapping[Any, str], table: Table) -> None:
+        self.suite, self.plan, self.published, self.table = suite, plan, published, table
         self.number, self.compare = table.number, suite.scale(plan.scale).compare and not plan.rounds
         self._at_scale = [row for row in table.rows if row.method not in suite.scale(plan.scale).without]
         self.columns = list(dict.fromkeys(c for row in self._at_scale for c in row.columns))
@@ -136,8 +135,8 @@ class Page:
         runs = self.plan.of_row[row.full_name]
         states = {seed: self.plan.found[key].state for seed, key in runs.items()}
         config = self.plan.run(row, self.plan.seeds[0]).config
-        scores = values_of(self._known, row, self.suite.reading(self.plan.scale), metric)
-        read = [name for name in READING if name != "averaged" or config.average_last]
+        scores = values_of(self.plan, row.full_name, self.suite.reading(self.plan.scale), metric)
+        read = [name for name in READING if metric == "acc" and (name != "averaged" or config.average_last)]
         return {
             "table": self.number,
             "dataset": row.dataset,
@@ -152,7 +151,7 @@ class Page:
             "n": len(scores),
             "published": self.published.get(row.key(metric)),
             "spread": self.published.get(row.key(f"{metric} std")),
-            **{name: _mean(values_of(self._known, row, name, metric)) if metric == "acc" else None for name in read},
+            **{name: _mean(values_of(self.plan, row.full_name, name, metric)) for name in read},
             "runs": " ".join(runs.values()),
             "row": row,
             "scores": scores,

@@ -135,7 +135,7 @@ def test_bad_plots_are_one_line(runs: list[str], capsys: Any, arguments: list[st
 
 
 def test_rows_of_a_suite(here: Path, drawn: list[Any]) -> None:
-    """Seeds are averaged, with a band; the legend is in the order of the suite, whatever the order asked for."""
+    """Seeds are averaged, with a band; the legend, and so ``--labels``, is in the order asked for."""
     suite = load("toy.yaml")
     plan = suite.plan("quick", runtime=Runtime(results_dir=str(here)))
     for seed in (1, 2):
@@ -146,7 +146,7 @@ def test_rows_of_a_suite(here: Path, drawn: list[Any]) -> None:
             run.append({"round": number, "acc": 10.0 * seed * number, "bytes_up": number, "bytes_down": number})
         run.finish()
     curves = plots.read_suite_rows(suite, ["2/A/low", "1/A/*"], "quick", str(here))
-    assert list(curves) == ["1/A/low", "2/A/low"], "one run of both rows, and none of 1/A/mid"
+    assert list(curves) == ["2/A/low", "1/A/low"], "one run of both rows, and none of 1/A/mid"
     plots.learning_curves(curves, ["acc"], here / "curves.png", "bytes")
     (panel,) = drawn[0].axes
     assert panel.lines[0].get_xydata().tolist() == [[0, 0], [2, 15]] and panel.get_xlabel() == "bytes"
