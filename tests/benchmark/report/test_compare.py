@@ -138,3 +138,11 @@ def test_an_option_of_today_does_not_part_equal_runs(make):
     change(older, lambda record: record["config"]["data"]["init_args"].pop("unlabelled_only"))
     found = compare(older, newer)
     assert found.equal and line(found, "config") == "equal"
+
+
+def test_records_older_than_a_reading_are_of_the_row(make):
+    """The others' readings are compared with theirs."""
+    for seed, end in enumerate((40.0, 38.0, 42.0)):
+        change(make("a", end, seed=seed), lambda record: record["config"].pop("average_last"))
+    first, second = (make(where, seed=3, average_last=2, averaged={"rounds": 2, "acc": 45.0}) for where in "ab")
+    assert compare(first, second).within
