@@ -300,8 +300,8 @@ class FSSLDataModule(L.LightningDataModule):
             self.sha256 = {**self.sha256, Path(h.partition_file).name: made.digest}
         if len(made.tested):
             self.test_images, self.test_labels = self.train_images[made.tested], true_labels(self)[made.tested]
-        self._ready = True
         self._place()
+        self._ready = True
 
     def _store(self, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():

@@ -33,7 +33,7 @@ class Digits(FSSLDataModule):
         return Arrays(images[~test], target[~test], images[test], target[test], names, {file.name: digest})
 
 
-@lru_cache(maxsize=1)  # a worker process carries out many runs
+@lru_cache(maxsize=1)  # a notebook or a test makes many data sets
 def _enlarged(file: Path) -> tuple[Images, NDArray[np.int64], str]:
     """All images, uint8 [1797, 32, 32, 3], their classes, int64 [1797], and the SHA-256 of the file."""
     table = np.loadtxt(file, delimiter=",")

@@ -308,8 +308,14 @@ class FedMethod(L.LightningModule):
         return [Pass(self.streams(client.data))] * int(self.hparams.local_epochs)
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
-        """The streams named in ``views`` that the site can feed; labels cycle beside unlabelled data."""
-        return streams_of(data, self.views, self.hparams.batch_size, self.hparams.min_batch)
+        """The streams named in ``views`` that the site can feed; labels cycle beside unlabelled data.
+
+        Unlabelled images come with their positions, ``index``, for ``report_pseudo_labels``.
+        """
+        streams = streams_of(data, self.views, self.hparams.batch_size, self.hparams.min_batch)
+        if "unlabelled" in streams:
+            streams["unlabelled"].fields = {"index": data.unlabelled}
+        return streams
 
     def make_upload(self, client: Site) -> Upload | None:
         """What goes back to the server; ``None`` (here: a client without data) leaves it out of the aggregate."""

@@ -84,7 +84,7 @@ class FedDure(SupervisedFirst, LocalSSL):
     def configure_optimizers(self) -> Any:
         """Return one optimiser each for the local model, C-reg and F-reg."""
         h = self.hparams
-        parts = ((self.model, h.lr), (self.creg, h.creg_lr), (self.freg, h.freg_lr))
+        parts = ((self.model, self.learning_rate()), (self.creg, h.creg_lr), (self.freg, h.freg_lr))
         return [self.make_optimizer(part.parameters(), rate) for part, rate in parts]
 
     def optimizer_scopes(self) -> Sequence[Scope]:

@@ -75,19 +75,14 @@ class FedIRM(LabelledShare, MeanTeacher):
         self.require_thresholds("confidence_gate")
         self.register_buffer("relation", torch.full((num_classes, num_classes), 1.0 / num_classes))
 
-    def train(self, mode: bool = True) -> "FedIRM":
-        """Set the mode; the teacher follows the student's, as released."""
-        super().train(mode)
-        self.teacher.train(mode)
-        return self
-
     def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
         """Send the global model and the labelled clients' mean relation matrix."""
         return {**super().broadcast(server, visit), "relation": server["relation"]}
 
     def on_train_start(self) -> None:
-        """Set the round's weight."""
+        """Train the teacher's norms and dropout with the student's, as released; set the round's weight."""
         super().on_train_start()
+        self.teacher.train()
         h = self.hparams
         self.ramp = h.loss_weight * exponential_ramp(self.visit.round - h.ramp_offset, h.ramp_length)  # (5)
 

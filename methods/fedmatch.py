@@ -213,8 +213,6 @@ class FedMatch(LabelsAtServer, ServerMomentum):
     def streams(self, data: SiteData) -> dict[str, Stream]:
         """Return both streams, batched as ``batches`` says."""
         streams, steps = super().streams(data), self.steps(data)
-        if "unlabelled" in streams:
-            streams["unlabelled"].fields = {"index": data.unlabelled}
         for stream in streams.values():
             if self.hparams.batches == "full":
                 stream.batch_size = len(stream)

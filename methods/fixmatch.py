@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from datamodules.base import SiteData
 from methods.base import Batch, LocalWork, Pass, Scope, Site, Stream
 from methods.parts.server import LabelsAtServer, ServerMomentum
 from methods.parts.tensors import debias, masked_mean
@@ -78,13 +77,6 @@ class FixMatch(LabelsAtServer, ServerMomentum):
         return ["personal"] if self.visit.at_server else super().optimizer_scopes()
 
     # What a client trains on.
-
-    def streams(self, data: SiteData) -> dict[str, Stream]:
-        """Return the streams; for labels made in a step, unlabelled images come with their positions, ``index``."""
-        streams = super().streams(data)
-        if self.every_step and "unlabelled" in streams:
-            streams["unlabelled"].fields = {"index": data.unlabelled}
-        return streams
 
     def local_work(self, client: Site) -> LocalWork:
         """Pass over the same images in every local epoch, in new views."""

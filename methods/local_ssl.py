@@ -95,7 +95,7 @@ class LocalSSL(FedMethod):
         h = self.hparams
         if h.optimizer == "sgd":
             return super().make_optimizer(parameters, lr)
-        rate = h.lr if lr is None else lr
+        rate = self.learning_rate() if lr is None else lr
         # Steps may be captured in a CUDA graph.
         return torch.optim.Adam(parameters, rate, weight_decay=h.weight_decay, fused=True, capturable=True)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from datamodules.common import system
+from datamodules.common import memory
 
 
 class Machine:
@@ -19,7 +19,7 @@ class Machine:
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, cores: int = 2) -> None:
         self.folder, self.cores = folder, cores
-        patch.setattr(system, "ROOT", folder)
+        patch.setattr(memory, "ROOT", folder)
         patch.setattr(os, "sched_getaffinity", lambda _: set(range(self.cores)))
 
     def write(self, **files: str) -> None:

@@ -51,11 +51,11 @@ def whole_run(path):
 
 
 def completed(run, *curve, averaged=None, **facts):
-    """The folder of a run that ended with these accuracies, one of each of its last rounds; nothing is run."""
+    """The folder of a run that ended with these accuracies, or rows, one of each of its last rounds; nothing is run."""
     folder = RunFolder(run.folder)
     folder.open(run, FACTS | facts)
-    for number, accuracy in enumerate(curve, run.config.rounds - len(curve)):
-        folder.append({"round": number, "acc": accuracy})
+    for number, found in enumerate(curve, run.config.rounds - len(curve)):
+        folder.append({"round": number, **(found if isinstance(found, dict) else {"acc": found})})
     folder.finish(averaged)
     return folder.path
 

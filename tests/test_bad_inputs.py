@@ -122,6 +122,9 @@ HOOKS: dict[str, Members] = {
         "training_step": lambda self, batch, number: batch["labelled"]["strong"]
     },
     "training_step returned a tensor of shape [2]": {"training_step": lambda self, batch, number: torch.zeros(2)},
+    "training_step returned {'los': tensor(0.)}": {
+        "training_step": lambda self, batch, number: {"los": torch.zeros(())}
+    },
     "'personnal'": {"optimizer_scopes": lambda self: ["personnal"]},
     "there is no client 77": {"select_clients": lambda self, round, roster: [[0, 77]]},
     "'teacher'": {"broadcast": lambda self, server, visit: {**server, "teacher": torch.zeros(1)}},

@@ -5,7 +5,6 @@ from benchmark.cli import main
 HEAVY = "torch", "lightning", "wandb", "matplotlib", "pandas", "scipy"
 """Packages that take seconds to import; commands must import them only when needed."""
 
-FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 SUITE = """
 paper: toy
 title: A toy paper

@@ -8,6 +8,7 @@ from benchmark.launch.launchers import slurm_tasks
 from benchmark.runs.environment import accelerator_here, asked_threads, bearable, cores, free_threads
 from benchmark.runs.records import read_record
 from benchmark.runs.states import saved_rounds
+from datamodules.common.memory import available_bytes
 
 
 def placed(run: Run) -> Run:
@@ -34,8 +35,6 @@ def pinned(runs: Sequence[Run], jobs: int) -> list[Run]:
     Their number of threads is the one asked for, the one that the run had before an interruption, or an equal share of
     the cores. With ``client_memory=auto``, each has an equal share of a quarter of the memory that is free now.
     """
-    from datamodules.common.memory import available_bytes  # imports torch
-
     share = max(1, cores() // jobs)  # the same however few runs are left: others would round differently
     free = available_bytes()
     found = []

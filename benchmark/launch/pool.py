@@ -18,7 +18,7 @@ from benchmark.launch.placement import gpus_of, pinned
 from benchmark.launch.progress import POLL_S, Display
 from benchmark.launch.signals import SIGNALS, STOPPED, check_stopped, die_with_parent, stoppable, stopping_children
 from benchmark.registry import imported
-from benchmark.runs.console import Console, tell_downloads
+from benchmark.runs.console import tell_downloads
 from benchmark.runs.environment import check_processes
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked
@@ -39,17 +39,14 @@ class RunOutcome:
     message: str = ""
 
 
-def run_all(
-    runs: Sequence[Run], jobs: int | None = None, console: Console | None = None, fit: str = FIT
-) -> list[RunOutcome]:
-    """Carry out all runs, each in a process of its own; one that fails does not stop the others.
+def run_all(runs: Sequence[Run], jobs: int | None = None, fit: str = FIT) -> list[RunOutcome]:
+    """Carry out all runs, each in a process of its own; one that fails does not stop the others. Stderr shows progress.
 
     Args:
         runs: the runs.
         jobs: number of runs at once. They share the GPUs, have one process each, and write to ``output.log`` in their
             folders. With ``None``, or with 1 and without GPUs, a run takes the devices that its runtime asks for, and
             its output goes where that of this process does.
-        console: where to show progress, by default stderr.
         fit: dotted path of the function that carries out a ``Run``.
 
     Returns:
@@ -71,7 +68,7 @@ def run_all(
     if jobs and not alone:
         queue, free = pinned(runs, jobs), list(range(min(jobs, len(runs))))
         check_processes("--jobs", len(free))
-    outcomes, display = list[RunOutcome](), Display(len(runs), console)
+    outcomes, display = list[RunOutcome](), Display(len(runs))
     with display, stopping_children():
         while queue or going:
             while queue and free:

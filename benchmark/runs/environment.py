@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from typing import Any, Literal
 
-from datamodules.common import system
+from datamodules.common import memory
 from datamodules.common.errors import ConfigError
 
 GPUS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")  # on Linux, one exists with a GPU
@@ -74,7 +74,7 @@ def hardware(environment: dict[str, Any]) -> str:
 
 def cpu_model() -> str:
     """Name of the processor, as the system reports it."""
-    info = system.ROOT / "proc" / "cpuinfo"
+    info = memory.ROOT / "proc" / "cpuinfo"
     text = info.read_text(errors="replace") if info.exists() else ""
     named = re.search(r"^model name\s*:\s*(.+?)\s*$", text, re.MULTILINE)
     return named[1] if named else platform.processor() or platform.machine()
@@ -95,7 +95,7 @@ def idle_cores() -> int:
     running = []
     for _ in range(LOOKS):
         try:
-            told = (system.ROOT / "proc" / "loadavg").read_text().split()[3]
+            told = (memory.ROOT / "proc" / "loadavg").read_text().split()[3]
         except (OSError, IndexError):
             return cores()
         running.append(int(told.partition("/")[0]))
@@ -110,7 +110,7 @@ def free_threads() -> int:
 
 def cpu_share() -> float | None:
     """The container's CPU quota in cores, from control groups of either version; ``None`` without a limit."""
-    group = system.ROOT / "sys" / "fs" / "cgroup"
+    group = memory.ROOT / "sys" / "fs" / "cgroup"
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         with suppress(OSError, ValueError):  # no such file, or no limit (``max``)
             quota, period = " ".join((group / name).read_text() for name in names).split()
@@ -120,9 +120,7 @@ def cpu_share() -> float | None:
 
 def bearable(processes: int) -> int:
     """How many of ``processes`` fit into the free memory, before they load any data; at least 1."""
-    from datamodules.common.memory import available_bytes  # imports torch
-
-    free = available_bytes()
+    free = memory.available_bytes()
     return processes if free is None else max(1, min(processes, free // PROCESS_BYTES))
 
 
@@ -136,13 +134,11 @@ def check_processes(option: str, processes: int) -> None:
     Raises:
         ConfigError: there are too many for the cores or the memory.
     """
-    from datamodules.common.memory import in_words  # imports torch
-
     most = min(MOST_PER_CORE * cores(), bearable(processes))
     if processes > most:
         raise ConfigError(
-            f"{option} {processes}: so many processes take {in_words(processes * PROCESS_BYTES)} of memory before they "
-            f"have any data, and share {cores()} cores; give {most} at most, and one per core is fastest"
+            f"{option} {processes}: so many processes take {memory.in_words(processes * PROCESS_BYTES)} of memory "
+            f"before they have any data, and share {cores()} cores; give {most} at most, and one per core is fastest"
         )
 
 

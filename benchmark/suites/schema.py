@@ -175,7 +175,7 @@ class SuiteSpec(_Part, extra="allow"):  # YAML anchors
                 own.set = own.set or of.set
                 for scale in self.scales.values():
                     if own.untuned in scale.tables:
-                        scale.tables[name] = scale.tables[own.untuned]
+                        scale.tables.setdefault(name, scale.tables[own.untuned])
         return self
 
 

@@ -3,10 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
-from datamodules.common import system
-
+ROOT = Path("/")
+"""Folder that contains ``proc`` and ``sys``; with another one, the program sees another machine."""
 GROUPS = (
     ("", "memory.max", "memory.current", ""),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
@@ -14,15 +12,12 @@ GROUPS = (
 """For both cgroup versions: the controller, the files of limit and use, and the prefix of names in ``memory.stat``."""
 
 
-def available_bytes(device: torch.device | None = None) -> int | None:
-    """Return the bytes available to a new program; ``None`` if unknown.
+def available_bytes() -> int | None:
+    """Return the bytes of the machine's memory that are available to a new program; ``None`` if unknown.
 
-    Args:
-        device: a GPU, for its memory; otherwise the machine's memory, within the limits of a container and of a job.
+    They lie within the limits of a container and of a job.
     """
-    if device is not None and device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    machine = _numbers(system.ROOT / "proc" / "meminfo").get("MemAvailable:")
+    machine = _numbers(ROOT / "proc" / "meminfo").get("MemAvailable:")
     found = [] if machine is None else [machine * 1024]
     for controller, limit, usage, prefix in GROUPS:
         for group in _groups(controller):
@@ -40,10 +35,10 @@ def in_words(num_bytes: float) -> str:
 
 def _groups(controller: str) -> Iterator[Path]:
     """The folders of a controller's groups, from the root down to the group that this process belongs to."""
-    group = system.ROOT / "sys" / "fs" / "cgroup" / controller
+    group = ROOT / "sys" / "fs" / "cgroup" / controller
     yield group
     try:
-        lines = (system.ROOT / "proc" / "self" / "cgroup").read_text().splitlines()
+        lines = (ROOT / "proc" / "self" / "cgroup").read_text().splitlines()
     except OSError:
         return
     for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") > 1):

@@ -20,7 +20,8 @@ def check_arrays(data: Any, arrays: Arrays) -> None:
     """
     name, h = type(data).__name__, data.hparams
     large = "".join(f", data.{option}={h[option]}" for option in ("side", "zoom") if h[option])
-    check_memory(f"{name}{large}", layout_bytes(arrays, data.views), available_bytes(data.device), data.processes)
+    free = torch.cuda.mem_get_info(data.device)[0] if data.device.type == "cuda" else available_bytes()
+    check_memory(f"{name}{large}", layout_bytes(arrays, data.views), free, data.processes)
     for part, images in (("training", arrays.train_images), ("test", arrays.test_images)):
         check_images(data, part, images)
 

@@ -80,17 +80,17 @@ def _strong(look: Look, recipe: RandAugment, window: Windows = pad_crop_flip) ->
 
 def randaugment_uniform(look: Look) -> dict[str, View]:
     """``pad_crop_flip``; strong: another such window, 3 operations of uniform magnitude, a box ((FL)2)."""
-    return _strong(look, RandAugment(FIXMATCH_UNIFORM, 3))
+    return _strong(look, FIXMATCH_UNIFORM)
 
 
 def randaugment_maximal(look: Look) -> dict[str, View]:
     """``pad_crop_flip``; strong: another such window, 2 operations of maximal magnitude (SemiFL, FedDB)."""
-    return _strong(look, RandAugment(MAXIMAL, 2))
+    return _strong(look, MAXIMAL)
 
 
 def randaugment_levels(look: Look) -> dict[str, View]:
     """``pad_crop_flip``; strong: another such window, 2 operations at levels 1 to 9, a box (FedRGD)."""
-    return _strong(look, RandAugment(FIXMATCH_LEVELS, 2))
+    return _strong(look, FIXMATCH_LEVELS)
 
 
 def randaugment_levels_cutout(look: Look) -> dict[str, View]:
@@ -104,12 +104,12 @@ def randaugment_levels_cutout(look: Look) -> dict[str, View]:
 
 def randaugment_affine(look: Look) -> dict[str, View]:
     """``zoom_crop_flip``; strong: another such window, 2 affine operations (ours, for tiny images)."""
-    return _strong(look, RandAugment(AFFINE, 2), zoom_crop_flip)
+    return _strong(look, AFFINE, zoom_crop_flip)
 
 
 def randaugment_grid(look: Look) -> dict[str, View]:
     """Unchanged images; strong: 6 operations at the low end of a grid (FedMatch, with mean 0 and deviation 1)."""
-    strong = look.view(look.plain.geometry, transforms=(RandAugment(GRID_LEVELS, 6),))
+    strong = look.view(look.plain.geometry, transforms=(GRID_LEVELS,))
     return {"weak": look.plain, "strong": strong, "test": look.plain}
 
 

@@ -1,6 +1,6 @@
 """RandAugment for whole batches: every image draws its own operations, and each kind of operation runs once per batch.
 
-A `Pool` lists operations (`pixelops.OPS`) and how their magnitudes are drawn; the pools below are those of the papers'
+A `RandAugment` lists operations (`pixelops.OPS`) and how their magnitudes are drawn; those below are of the papers'
 released codes. Lengths are fractions of the side, so a pool means the same at every resolution; pixel numbers in the
 papers refer to 32 x 32.
 """
@@ -72,14 +72,16 @@ class RandomBox:
 
 
 @dataclass(frozen=True)
-class Pool:
-    """Equally likely operations, listed by the distribution of their magnitude.
+class RandAugment:
+    """Apply `n` of equally likely operations to every image, drawn with replacement (a `Transform`).
 
-    A drawn operation is executed with probability `execution`. With `caps`, every image first draws one cap c, and its
-    `Levels` then use only their first c values. `last` is painted on every image afterwards.
+    `laws` lists the operations by the distribution of their magnitude. A drawn operation is executed with probability
+    `execution`. With `caps`, every image first draws one cap c, and its `Levels` then use only their first c values.
+    `last` is painted on every image afterwards.
     """
 
     laws: tuple[tuple[Law, tuple[str, ...]], ...]
+    n: int = 2
     execution: float = 1.0
     caps: tuple[int, ...] = ()
     last: RandomBox | None = None
@@ -89,24 +91,16 @@ class Pool:
         """Return every operation with its magnitude distribution, in the order of their numbers."""
         return [(name, law) for law, names in self.laws for name in names]
 
-
-@dataclass(frozen=True)
-class RandAugment:
-    """Apply `n` operations of `pool` to every image, drawn with replacement (a `Transform`)."""
-
-    pool: Pool
-    n: int
-
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Augment uint8 images [B, h, w, 3]."""
-        entries, count, device = self.pool.entries, len(images), images.device
+        entries, count, device = self.entries, len(images), images.device
         shape = (3, self.n, count)
         u, coin, chance = torch.rand(shape, generator=generator, dtype=torch.float64, device=device).unbind()
         choice = torch.randint(len(entries), (self.n, count), generator=generator, device=device)
-        if caps := self.pool.caps:
+        if caps := self.caps:
             cap = torch.randint(len(caps), (count,), generator=generator, device=device)
             u = u * (constant(caps, device) / max(caps))[cap]
-        choice = torch.where(chance < self.pool.execution, choice, len(entries))
+        choice = torch.where(chance < self.execution, choice, len(entries))
         order = choice.argsort(1)
         sizes = (choice[:, :, None] == torch.arange(len(entries) + 1, device=device)).sum(1).tolist()
         place = torch.arange(count, device=device)  # of each image in `images`
@@ -115,7 +109,7 @@ class RandAugment:
             images = self.operate(images.index_select(0, place[rows]), u[slot, rows], coin[slot, rows], sizes[slot])
             place = rows.argsort()
         images = images.index_select(0, place)
-        return images if self.pool.last is None else self.pool.last(images, generator)
+        return images if self.last is None else self.last(images, generator)
 
     def operate(self, images: Tensor, u: Tensor, coin: Tensor, sizes: list[int]) -> Tensor:
         """Apply an operation to every image.
@@ -127,7 +121,7 @@ class RandAugment:
             sizes: number of images of each operation, and of those without one.
         """
         names, magnitudes = list[str](), list[Tensor]()
-        for law, own in self.pool.laws:
+        for law, own in self.laws:
             counts = sizes[len(names) : len(names) + len(own)]
             first = sum(sizes[: len(names)])
             drawn = slice(first, first + sum(counts))
@@ -157,7 +151,8 @@ _ENHANCE = ("brightness", "colour", "contrast", "sharpness")
 _SHEAR = ("shear_x", "shear_y")
 _TRANSLATE = ("translate_x", "translate_y")
 
-FIXMATCH_UNIFORM = Pool(
+FIXMATCH_UNIFORM = RandAugment(
+    n=3,
     laws=(
         (_NONE, ("autocontrast", "equalize", "identity")),
         (Uniform(0.05, 0.95), _ENHANCE),
@@ -168,12 +163,12 @@ FIXMATCH_UNIFORM = Pool(
     ),
     last=RandomBox(0.0, 0.5, paint=(125, 123, 114), first=1 / 32),
 )
-"""Continuous magnitudes, always executed, then a box of up to half the side ((FL)2, released code, with n=3).
+"""Continuous magnitudes, always executed, then a box of up to half the side ((FL)2, released code).
 
 The box centre starts at pixel 1 of 32, not 0, in the released code.
 """
 
-MAXIMAL = Pool(
+MAXIMAL = RandAugment(
     laws=(
         (_NONE, ("autocontrast", "equalize", "invert")),
         (Levels((1.9,)), _ENHANCE),
@@ -186,13 +181,13 @@ MAXIMAL = Pool(
     ),
     execution=0.5,
 )
-"""Maximal magnitudes, no final box (SemiFL and FedDB, released code, with n=2).
+"""Maximal magnitudes, no final box (SemiFL and FedDB, released code).
 
 The released code draws an execution probability from U(0.2, 0.8) for every operation and uses it once, which is
 equivalent to probability 1/2.
 """
 
-FIXMATCH_LEVELS = Pool(
+FIXMATCH_LEVELS = RandAugment(
     laws=(
         (_NONE, ("autocontrast", "equalize", "identity")),
         (_WEAKEN, _ENHANCE),
@@ -205,9 +200,9 @@ FIXMATCH_LEVELS = Pool(
     execution=0.5,
     last=RandomBox(0.5, 0.5, paint=GREY),
 )
-"""Levels 1 to 9, each operation executed with probability 1/2, then a box (FedDure and FedRGD, with n=2)."""
+"""Levels 1 to 9, each operation executed with probability 1/2, then a box (FedDure and FedRGD)."""
 
-AFFINE = Pool(
+AFFINE = RandAugment(
     laws=(
         (Uniform(-30, 30), ("rotate",)),
         (Uniform(-0.3, 0.3), _SHEAR),
@@ -216,7 +211,8 @@ AFFINE = Pool(
 )
 """Affine operations alone, always executed (ours): on tiny images a painted box hides most of the object."""
 
-GRID_LEVELS = Pool(
+GRID_LEVELS = RandAugment(
+    n=6,
     laws=(
         (_NONE, ("autocontrast", "identity")),
         (Levels(tuple(0.3 * t for t in _GRID), signed=True, around=1), ("brightness",)),
@@ -230,7 +226,7 @@ GRID_LEVELS = Pool(
     ),
     caps=(2, 3, 4, 5),
 )
-"""The low end of a ten-step grid, always executed (FedMatch, released code, with n=6).
+"""The low end of a ten-step grid, always executed (FedMatch, released code).
 
 There, equalize is the identity, rotation leaves grey corners, and shears are cubic.
 """

@@ -87,7 +87,7 @@ class FedDuresOptimiser(OwnEntriesKept):
 
     def make_optimizer(self, parameters: Iterable[Tensor], lr: float | None = None) -> torch.optim.Optimizer:
         """Return Adam with the method's hyperparameters; its steps may be captured in a CUDA graph."""
-        rate, decay = self.learning_rate(), self.hparams.weight_decay
+        rate, decay = self.learning_rate() if lr is None else lr, self.hparams.weight_decay
         return torch.optim.Adam(list(parameters), rate, weight_decay=decay, fused=True, capturable=True)
 
 

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from datamodules.base import SiteData
-from methods.base import Batch, FedMethod, LocalWork, Pass, Scope, Site, Stream
+from methods.base import Batch, FedMethod, LocalWork, Pass, Scope, Site
 from methods.parts.tensors import proximal_term, smoothed_divergence, wide
 
 
@@ -65,13 +64,6 @@ class JointSteps(FedMethod):
         self.require("false beside reset_momentum", share_momentum=not (h.share_momentum and h.reset_momentum))
         self.require_thresholds("threshold")
         self.received = copy.deepcopy(model).requires_grad_(False).eval()
-
-    def streams(self, data: SiteData) -> dict[str, Stream]:
-        """Return the streams; unlabelled images come with their positions, ``index``."""
-        streams = super().streams(data)
-        if "unlabelled" in streams:
-            streams["unlabelled"].fields = {"index": data.unlabelled}
-        return streams
 
     def local_work(self, client: Site) -> LocalWork:
         """Return local epochs of floor(n / ``batch_size``) steps."""

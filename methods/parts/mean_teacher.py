@@ -48,7 +48,7 @@ class MeanTeacher(FedMethod):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.teacher = copy.deepcopy(model).requires_grad_(False)
+        self.teacher = copy.deepcopy(model).requires_grad_(False).eval()
         self.register_buffer("teacher_step", torch.zeros(()))
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
@@ -79,18 +79,13 @@ class MeanTeacher(FedMethod):
 
     @torch.no_grad()
     def on_train_start(self) -> None:
-        """After the warm-up, initialise a teacher without any step with the received model."""
+        """Switch the teacher to evaluation; after the warm-up, one without any step becomes the received model."""
         super().on_train_start()
+        self.teacher.eval()
         if not self.is_warmup(self.visit.round):
             received, new = self.model.state_dict(), self.teacher_step == 0
             for name, value in self.teacher.state_dict().items():
                 value.copy_(torch.where(new, received[name], value))
-
-    def train(self, mode: bool = True) -> "MeanTeacher":
-        """Set the mode; the teacher stays in evaluation mode."""
-        super().train(mode)
-        self.teacher.eval()
-        return self
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss on labels plus that on unlabelled images."""

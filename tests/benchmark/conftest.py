@@ -6,10 +6,10 @@ from benchmark.config import Runtime
 from benchmark.launch import pool, run
 from benchmark.launch.progress import Display
 from benchmark.launch.run import fit
-from benchmark.runs.folder import RunFolder
 from benchmark.runs.states import state
+from run_folders import completed
 from runs import MIXED, configuration
-from toy_suite import FACTS, SUITE
+from toy_suite import SUITE
 
 
 @pytest.fixture(autouse=True)
@@ -52,21 +52,15 @@ def fitted(monkeypatch):
     runs = []
 
     def made_up(run):
-        config = run.config
+        seed, last = run.config.seed, run.config.average_last
         runs.append(run)
-        if config.seed == 666:
+        if seed == 666:
             raise ZeroDivisionError("seed 666")
-        run_folder = RunFolder(run.folder)
-        if state(run_folder.path) == "complete":
-            return run_folder.path
-        run_folder.open(run, FACTS)
-        run_folder.rewind(0)
-        for round, acc in ((config.rounds - 2, 50.0), (config.rounds - 1, 49.0)):
-            run_folder.append(
-                {"round": round, "acc": min(acc + config.seed, 100.0), "recall": 60.0, "bytes_up": 1, "bytes_down": 2}
-            )
-        run_folder.finish({"rounds": config.average_last, "acc": 50.0} if config.average_last else None)
-        return run_folder.path
+        if state(run.folder) == "complete":
+            return run.folder
+        more = {"recall": 60.0, "bytes_up": 1, "bytes_down": 2}
+        rows = [{"acc": min(acc + seed, 100.0), **more} for acc in (50.0, 49.0)]
+        return completed(run, *rows, averaged={"rounds": last, "acc": 50.0} if last else None)
 
     monkeypatch.setattr(run, "fit", made_up)
     return runs

@@ -15,25 +15,21 @@ from datamodules.common.errors import ConfigError, RunError
 from datamodules.digits import Digits
 from few_digits import FewDigits
 from methods.base import FedMethod
-from run_folders import completed
-from toy_suite import FACTS, SUITE
+from run_folders import FACTS, completed
+from toy_suite import SUITE
 
 FEW = "few_digits.FewDigits"
 DATA = {"num_clients": 3, "labelled_clients": 3, "partition": "iid"}
 OPTIONS = {"rounds": 2, "seed": 5, "data_args": DATA, "threads": 1}
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_in_memory_and_with_a_record_it_is_the_same_run(here):
     """The numbers are equal, and only the second one writes; a complete one is not run again."""
     options = {"method_args": {"lr": 0.05}, "average_last": 2, "precision": "bf16-mixed", **OPTIONS}
     in_memory = fit("fedavg", "digits", **options)
-    assert list(here.iterdir()) == [] and in_memory.path is None
+    assert list(here.iterdir()) == [here / "toy.yaml"] and in_memory.path is None
     recorded = fit("fedavg", Digits, results_dir="out", wandb="off", **options)
     assert recorded.path.parent == here.joinpath("out/runs").relative_to(here)
     assert without_clock(recorded.rows) == without_clock(in_memory.rows)

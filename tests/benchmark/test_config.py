@@ -43,15 +43,16 @@ def config(**changes):
 
 
 def test_resolve_fills_every_default_of_the_class_and_its_bases():
-    """A default that is spelt out is the same run."""
+    """Values have the types of their arguments, and a default that is spelt out is the same run."""
     bases = resolve(config(method="fedavg")).method
     assert bases.class_path == "methods.fedavg.FedAvg"
     assert bases.init_args["batch_size"] == parameters(FedMethod)["batch_size"].default
-    method = resolve(config(method={"class_path": MEAN, "init_args": {"decay": 1}})).method
-    assert method.class_path == MEAN
-    assert method.init_args == {**bases.init_args, "decay": 1.0, "sizes": [3, 5], "head": None}
+    given = {"decay": 1, "sizes": "[1, 2]", "head": "null"}
+    method = resolve(config(method={"class_path": MEAN, "init_args": given})).method
+    assert method.class_path == MEAN and isinstance(method.init_args["decay"], float)
+    assert method.init_args == {**bases.init_args, "decay": 1.0, "sizes": [1, 2], "head": None}
     once, spelt = resolve(config()), resolve(config(method={"class_path": MEAN, "init_args": {"decay": "9.99e-1"}}))
-    assert resolve(once) == once == spelt
+    assert resolve(once) == once == spelt and once.method.init_args["sizes"] == [3, 5]
     assert run_id(once) == run_id(spelt)
 
 

@@ -1,13 +1,11 @@
-"""Names and classes, entry points of other packages among them; arguments of classes, and values of their types."""
+"""Names and classes, entry points of other packages among them."""
 
 import sys
-from pathlib import Path
-from typing import Any, Literal
 
 import pytest
 
 from benchmark.config import from_dict, resolve
-from benchmark.registry import KINDS, converted, find_class, known_names, own_names, parameters
+from benchmark.registry import KINDS, find_class, known_names, own_names
 from datamodules.common.errors import ConfigError
 
 METHOD = KINDS["method"]
@@ -67,28 +65,3 @@ def test_bases_and_ablations_are_no_methods() -> None:
     path = "methods.ablations.fl2.CATWithSAM"
     assert find_class(path, METHOD).__name__ == "CATWithSAM"
     assert from_dict({"method": path, "data": "digits"}).method.name == path
-
-
-class Base:
-    """A base."""
-
-    def __init__(self, model, lr: float = 0.1, sizes: tuple[int, int] = (3, 5)) -> None:
-        pass
-
-
-class Mine(Base):
-    """A class with a base."""
-
-    def __init__(self, *, rule: Literal["a", "b"] | None = None, where: Path = Path("x"), **base: Any) -> None:
-        super().__init__(**base)
-
-
-def test_arguments_of_a_class_are_those_of_its_bases_too():
-    """Their values are converted to their types."""
-    known = parameters(Mine)
-    assert list(known) == ["rule", "where", "model", "lr", "sizes"]
-    assert known["model"].default is known["model"].empty and known["rule"].default is None
-    assert [known[name].annotation for name in ("lr", "sizes", "model")] == [float, tuple[int, int], Any]
-    given = {"lr": "1e-2", "sizes": "[1, 2]", "where": "5", "rule": "null"}
-    assert converted(Mine, given, "x") == {"lr": 0.01, "sizes": (1, 2), "where": Path("5"), "rule": None}
-    assert isinstance(converted(Mine, {"lr": 1}, "x")["lr"], float)

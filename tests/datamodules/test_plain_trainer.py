@@ -137,7 +137,7 @@ def test_pseudo_labels_of_a_visit_are_missing_in_a_plain_trainer_and_one_error_s
     data = few_data(5, scenario="server", num_labels=60, pipeline="randaugment_levels_cutout")
     with pytest.raises(
         ConfigError,
-        match=r"training_step asks for 'y', but a batch of a plain Trainer has only weak, strong: .* local_work, .*; "
-        r"train it in a federation, with `fit`",
+        match=r"training_step asks for 'y', but a batch of a plain Trainer has only index, weak, strong: "
+        r".* local_work, .*; train it in a federation, with `fit`",
     ):
         trainer(max_epochs=1).fit(make_method(name), datamodule=data)

@@ -34,17 +34,6 @@ def test_manual_optimisation_takes_the_same_steps() -> None:
     assert same_server(trained(Manual, clip_norm=0.5), trained(Supervised, clip_norm=0.5))
 
 
-def test_a_dictionary_without_a_loss_is_refused() -> None:
-    """It would train nothing. The error says method, client and round."""
-
-    class Misspells(Supervised):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return {"los": super().training_step(batch, batch_idx)}
-
-    with pytest.raises(RunError, match=r"Misspells, client 0 .*round 0: training_step "):
-        trained(Misspells)
-
-
 def plain_fit(method: Any, data: Any) -> L.Trainer:
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     trainer = L.Trainer(max_epochs=1, accelerator="cpu", **quiet)

@@ -160,18 +160,3 @@ def test_who_asks_to_stop_is_not_taken_for_an_error():
 
     with pytest.raises(KeyboardInterrupt):
         few_federation(Stops).run()
-
-
-class Odd(BaseException):
-    """No ``Exception``."""
-
-
-@pytest.mark.parametrize(
-    ("hook", "where"), [("training_step", "Raises, client 0 (83 images)"), ("predict", "Raises.predict")]
-)
-def test_an_error_of_any_kind_says_where_it_was(hook, where):
-    def raises(self, *args):
-        raise Odd("no words")
-
-    told = f"{where}, round 0: Odd: no words"
-    assert refusal(type("Raises", (Plain,), {hook: raises})).startswith(told)

@@ -112,11 +112,14 @@ class Broken(Unaugmented):
 
     scopes = {"visited": "personal", "factor": "local"}
 
-    def __init__(self, model, where, **base):
+    def __init__(self, model, where, momentum_is="personal", **base):
         super().__init__(model, **base)
-        self.where = where
+        self.where, self.momentum_is = where, momentum_is
         self.register_buffer("visited", torch.zeros(()))
         self.register_buffer("factor", torch.ones(()))
+
+    def optimizer_scopes(self):
+        return [self.momentum_is]
 
     def broken(self):
         return self.visit.client == 1 and self.visit.round == 1
@@ -151,6 +154,7 @@ class Absent(Broken):
     ("place", "engine"),
     [
         ("tensor", {}),
+        ("tensor", {"momentum_is": "shared"}),  # the next visit begins with what this one had begun with
         ("stats", {}),
         ("weight", {}),
         ("loss", {}),

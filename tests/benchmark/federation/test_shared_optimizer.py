@@ -54,27 +54,6 @@ def test_a_shared_optimiser_goes_from_visit_to_visit():
     assert all(torch.equal(value, run.server[f"model.{name}"]) for name, value in model.state_dict().items())
 
 
-def test_a_visit_that_is_left_out_leaves_no_momentum():
-    """The next one begins with the optimiser state that it had begun with."""
-
-    class Diverges(HandsOn):
-        def make_upload(self, client):
-            upload = super().make_upload(client)
-            if (client.visit.round, client.visit.client) == (1, 1):
-                upload.tensors["model.conv1.bias"].fill_(float("nan"))
-            return upload
-
-    class Absent(HandsOn):
-        def select_clients(self, round, roster):
-            return [[0, 2]] if round == 1 else [[0, 1, 2]]
-
-    left_out = few_federation(Diverges, clients=3, rounds=3, nonfinite="skip")
-    absent = few_federation(Absent, clients=3, rounds=3)
-    left_out.run()
-    absent.run()
-    assert left_out.skipped == 1 and same_server(left_out, absent)
-
-
 def test_slots_then_take_turns_in_whole_visits():
     """With replay, too, they come to the reference's bits."""
     reference, slots = few_federation(LastFirst, clients=3), few_federation(LastFirst, clients=3, slots=3)

@@ -1,7 +1,6 @@
 """Many runs at once: every run once, failures and deaths reported, the others unharmed, records kept."""
 
 import importlib
-import io
 import os
 import signal
 import sys
@@ -10,7 +9,6 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from benchmark import registry as classes
 from benchmark.config import Run, RunConfig, Runtime
@@ -95,21 +93,16 @@ def planned(tmp_path, *seeds):
     return runs
 
 
-def quiet():
-    return Console(file=io.StringIO(), width=200)
-
-
 def seed_status(outcomes):
     return {outcome.run.config.seed: outcome.status for outcome in outcomes}
 
 
-def test_every_run_has_its_process_and_survives_failures_and_deaths_of_others(tmp_path, fake, monkeypatch):
+def test_every_run_has_its_process_and_survives_failures_and_deaths_of_others(tmp_path, fake, monkeypatch, capsys):
     """Whatever a process dies of, an exit with code 0 too, the others go on; each has the command's environment."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("OF_THE_COMMAND", "yes")
     runs = planned(tmp_path, 1, 998, 999, 666, 2, 3)
-    console = quiet()
-    outcomes = run_all(runs, 2, console, fake)
+    outcomes = run_all(runs, 2, fake)
     expected = {1: "complete", 2: "complete", 3: "complete", 666: "failed", 998: "failed", 999: "failed"}
     assert seed_status(outcomes) == expected
     messages = {outcome.run.config.seed: outcome.message for outcome in outcomes}
@@ -118,7 +111,7 @@ def test_every_run_has_its_process_and_survives_failures_and_deaths_of_others(tm
     assert "ended with code 0 before the run was complete" in messages[998]
     states = {run.config.seed: state(run.folder) for run in runs}
     assert states == {**expected, 998: "stale", 999: "stale"}
-    text = console.file.getvalue()
+    text = capsys.readouterr().err
     assert "[6/6]" in text and "complete 1/A/low1 +1 seed 1" in text and "failed 1/A/low666" in text
     logs = [(run.folder / LOG).read_text().split() for run in runs]
     assert len({log[2] for log in logs} - {str(os.getpid())}) == len(runs)
@@ -130,7 +123,7 @@ def test_runs_at_once_have_gpus_of_their_own(tmp_path, fake, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,-1,7")
     runs = planned(tmp_path, *range(1, 5))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    run_all(runs, 2, quiet(), fake)
+    run_all(runs, 2, fake)
     logs = [(run.folder / LOG).read_text().split() for run in runs]
     assert {log[5] for log in logs} == {"3", "5"} and len({log[2] for log in logs}) == 4
     assert default_jobs(Runtime()) == 2 and default_jobs(Runtime(accelerator="cpu")) == cores()
@@ -143,7 +136,7 @@ def test_a_run_that_another_process_holds_and_one_with_a_damaged_record_are_left
     (damaged.folder / "checkpoint.pt").write_bytes(b"saved")
     (damaged.folder / "record.json").write_text("{")
     with run_lock(busy.folder):
-        outcomes = run_all(runs, 2, quiet(), fake)
+        outcomes = run_all(runs, 2, fake)
     assert seed_status(outcomes) == {1: "busy", 2: "failed", 3: "complete"}
     assert any("is working on this run" in outcome.message for outcome in outcomes)
     assert (state(busy.folder), state(damaged.folder)) == ("missing", "damaged")
@@ -156,8 +149,8 @@ def command(runs, jobs):
     pool.IMPORTED = ()  # which these runs do not need
     resource_tracker._resource_tracker._fd = None  # a new command has none yet
     try:
-        with open(f"{runs[0].config.runtime.results_dir}.told", "w") as told, stoppable():
-            run_all(runs, jobs, Console(file=told, width=200), "fake_runs.fit")
+        with open(f"{runs[0].config.runtime.results_dir}.told", "w") as sys.stderr, stoppable():
+            run_all(runs, jobs, "fake_runs.fit")
     except KeyboardInterrupt:
         sys.exit(130)
     except Stopped:

@@ -6,42 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.cli import main
 from benchmark.config import Runtime, from_dict, run_id
 from benchmark.launch import slurm
 from benchmark.suites import suite
 from datamodules.common.errors import RunError
 from datamodules.common.yaml import read_yaml
+from toy_suite import table
 
-SUITE = """\
-paper: tiny
-title: One row on digits
-published: null
-report: last
-base: {set: {data: digits, model: small_cnn, data.num_clients: 4, data.labelled_clients: 1, rounds: 2}}
-datasets: {digits: {set: {}}}
-labels: {FedAvg: {method: fedavg}}
-tables: {"1": {title: One, datasets: [digits], metrics: [acc], rows: [{method: FedAvg}]}}
-scales: {quick: {note: tiny, seeds: [0, 1]}}
-"""
+pytestmark = pytest.mark.usefixtures("here")
 
 
-def tiny(tmp_path):
-    """The path of a suite with one row and two seeds."""
-    path = tmp_path / "tiny.yaml"
-    path.write_text(SUITE)
-    return path
+def planned(**options):
+    """The four runs of the toy suite."""
+    return list(suite.load("toy.yaml").plan("quick", **options).runs.values())
 
 
-def _table(path, results, *more):
-    return main(["table", "--paper", str(path), "--results_dir", str(results), "--wandb", "off", *more])
-
-
-def test_a_task_finds_its_run_and_its_folders_wherever_it_runs(tmp_path, monkeypatch):
+def test_a_task_finds_its_run_and_its_folders_wherever_it_runs(tmp_path):
     """``sbatch --chdir`` gives it another working folder than that of the command."""
-    monkeypatch.chdir(tmp_path)
-    runs = list(suite.load(str(tiny(tmp_path))).plan("quick", runtime=Runtime(data_dir="../d")).runs.values())
-    script = slurm.write(runs, "tiny-quick", Path("results"))
+    runs = planned(runtime=Runtime(data_dir="../d"))
+    script = slurm.write(runs, "toy-quick", Path("results"))
     configs = [from_dict(read_yaml(Path(one))) for one in (script.parent / slurm.LIST).read_text().splitlines()]
     assert [run_id(config) for config in configs] == [run.id for run in runs]
     folders = {(config.runtime.data_dir, config.runtime.results_dir) for config in configs}
@@ -61,8 +44,8 @@ def test_a_task_finds_its_run_and_its_folders_wherever_it_runs(tmp_path, monkeyp
 )
 def test_a_task_runs_its_bundle(tmp_path, task, codes, ran, ends):
     """With commands in SLURM's place that write down what they are asked for."""
-    runs = list(suite.load(str(tiny(tmp_path))).plan("quick", [0, 1, 2]).runs.values())
-    script = slurm.write(runs, "tiny-quick", tmp_path / "with 'a quote'", bundle=2)
+    runs = planned()[:3]
+    script = slurm.write(runs, "toy-quick", tmp_path / "with 'a quote'", bundle=2)
     assert "#SBATCH --array=1-2\n" in script.read_text()
     commands, done = tmp_path / "commands", tmp_path / "done"
     commands.mkdir()
@@ -79,26 +62,25 @@ def test_a_task_runs_its_bundle(tmp_path, task, codes, ran, ends):
 
 
 def test_the_plan_of_an_array_is_told_and_nothing_is_written(tmp_path, capfd):
-    more = ["--slurm=--partition=gpu", "--slurm_bundle", "2", "--dry_run"]
-    assert _table(tiny(tmp_path), tmp_path / "results", *more) == 0
-    assert capfd.readouterr().out == "2 runs: sbatch --array=1-1 --partition=gpu\n"
+    assert table("--slurm=--partition=gpu", "--slurm_bundle", "2", "--dry_run") == 0
+    assert capfd.readouterr().out == "4 runs: sbatch --array=1-2 --partition=gpu\n"
     assert not (tmp_path / "results").exists()
 
 
 def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path):
     """Its tasks may still wait, and read their line of the list when they start."""
-    runs = list(suite.load(str(tiny(tmp_path))).plan("quick").runs.values())
+    runs = planned()
     elsewhere = [run.replace(runtime=Runtime(threads=8)) for run in runs[:1]]
     lists = (runs[:1], runs[1:], elsewhere, runs[:1])
-    first, *others, again = (slurm.write(some, "tiny-quick", tmp_path) for some in lists)
+    first, *others, again = (slurm.write(some, "toy-quick", tmp_path) for some in lists)
     assert first == again and len({first, *others}) == 3
     assert f"{runs[0].id}.yaml" in (first.parent / slurm.LIST).read_text()
 
 
 def test_without_sbatch_the_files_are_written_and_the_error_says_how_to_submit_them(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PATH", "")
-    assert _table(tiny(tmp_path), tmp_path / "my results", "--slurm=--partition=gpu") == 2
-    (script,) = tmp_path.glob("my results/slurm/tiny-quick-*/job.sh")
+    assert table("--slurm=--partition=gpu", "--results_dir", "my results") == 2
+    (script,) = tmp_path.glob("my results/slurm/toy-quick-*/job.sh")
     assert f"`sbatch --partition=gpu '{script}'`" in capfd.readouterr().err
 
 

@@ -18,11 +18,10 @@ from benchmark.registry import ClassSpec
 from benchmark.report import plots
 from benchmark.report.frame import rounds_of
 from benchmark.report.settings import Setting
-from benchmark.runs.folder import RunFolder
 from benchmark.suites.plan import Table
 from benchmark.suites.suite import load
 from datamodules.common.errors import ConfigError
-from run_folders import FACTS
+from run_folders import completed
 
 ROWS = {
     "one": [{"round": r, "acc": 10.0 * r, "timing": {"seconds": 1.0}} for r in range(4)],
@@ -98,10 +97,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         config = RunConfig(ClassSpec("fixmatch", {"dpl": name == "b"}), ClassSpec("digits"), rounds=1)
-        folder = RunFolder(name)
-        folder.open(Run.of(config), FACTS)
-        folder.append({"round": 0, "acc": 1.0})
-        folder.finish()
+        completed(Run.of(config), 1.0).rename(name)
     return ["a", "b"]
 
 
@@ -139,12 +135,8 @@ def test_rows_of_a_suite(here: Path, drawn: list[Any]) -> None:
     suite = load("toy.yaml")
     plan = suite.plan("quick", runtime=Runtime(results_dir=str(here)))
     for seed in (1, 2):
-        planned = plan.run(suite.rows[0], seed)
-        run = RunFolder(planned.folder)
-        run.open(planned, FACTS)
-        for number in range(2):
-            run.append({"round": number, "acc": 10.0 * seed * number, "bytes_up": number, "bytes_down": number})
-        run.finish()
+        rows = ({"acc": 10.0 * seed * number, "bytes_up": number, "bytes_down": number} for number in range(2))
+        completed(plan.run(suite.rows[0], seed), *rows)
     curves = plots.read_suite_rows(suite, ["2/A/low", "1/A/*"], "quick", str(here))
     assert list(curves) == ["2/A/low", "1/A/low"], "one run of both rows, and none of 1/A/mid"
     plots.learning_curves(curves, ["acc"], here / "curves.png", "bytes")

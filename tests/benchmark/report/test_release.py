@@ -18,14 +18,11 @@ from benchmark.runs.folder import RunFolder
 from benchmark.suites.suite import load
 from datamodules.common.errors import ConfigError, RunError
 from run_folders import FACTS, completed
-from toy_suite import SUITE
 
 
 @pytest.fixture
-def suite(tmp_path, monkeypatch):
+def suite(here):
     """One whose row ``low`` stands in two tables."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "toy.yaml").write_text(SUITE)
     return load("toy.yaml")
 
 

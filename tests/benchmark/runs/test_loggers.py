@@ -1,5 +1,7 @@
 """Lightning's loggers and callbacks by name, and the W&B mirror, which can fail with no more than a warning."""
 
+from unittest.mock import Mock
+
 import pandas as pd
 import pytest
 from lightning.pytorch.callbacks import LambdaCallback
@@ -25,30 +27,11 @@ def no_account(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path / "home"))
 
 
-class Service:
-    """W&B, as far as the mirror uses it: what its runs are given, and what they are told."""
-
-    def __init__(self):
-        self.started, self.logged, self.summary, self.ends = [], [], {}, []
-        self.broken = ""
-
-    def init(self, **options):
-        self.started.append(options)
-        return self
-
-    def log(self, values):
-        if self.broken:
-            raise RuntimeError(self.broken)
-        self.logged.append(values)
-
-    def finish(self, exit_code):
-        self.ends.append(exit_code)
-
-
 @pytest.fixture
 def service(monkeypatch):
-    """It, in place of the real one."""
-    made = Service()
+    """W&B, as far as the mirror uses it: what its runs are given, and what they are told."""
+    made = Mock(summary={})
+    made.init.return_value = made
     monkeypatch.setattr("wandb.init", made.init)
     return made
 
@@ -95,7 +78,7 @@ def test_a_summary_has_each_number_by_itself_and_classes_have_names(tmp_path, se
     best = {"acc": 2.0, "acc_by_class": [1.0, 3.0]}
     mirror.record({**RECORD, "best": best, "confusion": ["5 1", "0 7"]}, ["cat", "dog"])
     assert service.summary == {"final/acc": 1.0, "best/acc": 2.0, "bytes_up": 1, "bytes_down": 2}
-    row, matrix = service.logged
+    row, matrix = (call.args[0] for call in service.log.call_args_list)
     assert row == {"acc_by_class/cat": 50.0, "timing/seconds": 0.5, "trainer/global_step": 19}
     assert matrix["confusion"].columns == ["true class", "cat", "dog"]
     assert matrix["confusion"].data == [["cat", 5, 1], ["dog", 0, 7]]
@@ -104,22 +87,23 @@ def test_a_summary_has_each_number_by_itself_and_classes_have_names(tmp_path, se
 def test_runs_are_filed_by_scale_or_where_the_variables_say(tmp_path, service, monkeypatch):
     """Those of scale quick only where W&B is asked for by name."""
     with online(tmp_path) as mirror:
-        assert not service.started, "it starts with its first row"
+        assert not service.init.called, "it starts with its first row"
         mirror.row({"round": 0})
         mirror.row({"round": 1})
-    assert service.ends == [0]
+    service.finish.assert_called_once_with(exit_code=0)
     for logger in (None, "wandb"):
         mirror_run(RUN.replace(scale="quick", runtime=Runtime(logger=logger)), tmp_path).row({"round": 0})
     monkeypatch.setenv("WANDB_PROJECT", "p")
     monkeypatch.setenv("WANDB_RUN_GROUP", "g")
     online(tmp_path).row({"round": 0})
-    filed = [(init["project"], init["group"]) for init in service.started]
+    started = [call.kwargs for call in service.init.call_args_list]
+    filed = [(init["project"], init["group"]) for init in started]
     assert filed == [("fssl-bench", "custom"), ("fssl-bench", "quick"), ("p", "g")]
-    assert {init["resume"] for init in service.started} == {"allow"}  # else `wandb sync` overwrites the first part
+    assert {init["resume"] for init in started} == {"allow"}  # else `wandb sync` overwrites the first part
 
 
 def test_a_mirror_that_breaks_on_the_way_is_one_warning(tmp_path, service):
-    service.broken = "no network"
+    service.log.side_effect = RuntimeError("no network")
     with pytest.warns(UserWarning, match="no network") as caught, online(tmp_path) as mirror:
         for number in range(3):
             mirror.row({"round": number})

@@ -2,8 +2,6 @@
 
 import pytest
 
-from benchmark.board.admit import candidates
-from benchmark.config import Runtime, apply, from_dict, identity, resolve
 from papers import load
 from runs import setting
 
@@ -42,17 +40,3 @@ def test_every_row_but_reference_and_bounds_has_a_control(name: str) -> None:
         assert "acc_worst_clients" in table.metrics
         (beside,) = [one for one in suite.tables if one.untuned == table.number]
         assert [row.method for row in beside.rows] == [method for method in methods if method not in controls]
-
-
-def test_one_central_trial_serves_all_settings() -> None:
-    """Its two rows differ in the weight of unlabelled images alone."""
-    asked = [*candidates(load("images"), "board", Runtime()).values()]
-    supervised, fixmatch = (
-        {run.id: run.config for one in asked for run in one[label]}
-        for label in ("central supervised", "central FixMatch")
-    )
-    for one, other in zip(supervised.values(), fixmatch.values(), strict=True):
-        assert one.data.init_args["num_clients"] == 1
-        assert [config.method.init_args["lambda_u"] for config in (one, other)] == [0, 1]
-        assert identity(resolve(from_dict(apply(identity(one), {"method.lambda_u": 1})))) == identity(other)
-    assert len(asked) == 3 and len(supervised) == len(asked[0]["central FixMatch"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from datamodules.common import system
+from datamodules.common import memory
 from datamodules.common.memory import available_bytes
 
 GROUP = {"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "3000000\n"}
@@ -50,5 +50,5 @@ def test_files_that_a_container_has_read_do_not_fill_it(machine, group, limit, u
 
 
 def test_a_system_that_does_not_say(tmp_path, monkeypatch):
-    monkeypatch.setattr(system, "ROOT", tmp_path)
+    monkeypatch.setattr(memory, "ROOT", tmp_path)
     assert available_bytes() is None

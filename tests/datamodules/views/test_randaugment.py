@@ -124,23 +124,22 @@ def test_pools_are_those_of_the_papers(key):
     A pool in numbers: the magnitudes of its operations at four pairs of draws, and what else it does.
     """
     u, coin = torch.tensor([[0.0, 0.3, 0.6, 0.99], [0.1, 0.9, 0.4, 0.7]], dtype=torch.float64)
-    recipe, pool = RECIPES[key], RECIPES[key].pool
-    box = pool.last and [pool.last.smallest, pool.last.largest, pool.last.first, *pool.last.paint]
-    numbers = {name: law(u, coin).round(decimals=6).tolist() for name, law in pool.entries}
-    told = {"n": recipe.n, "execution": pool.execution, "caps": list(pool.caps), "box": box, **numbers}
+    recipe, last = RECIPES[key], RECIPES[key].last
+    box = last and [last.smallest, last.largest, last.first, *last.paint]
+    numbers = {name: law(u, coin).round(decimals=6).tolist() for name, law in recipe.entries}
+    told = {"n": recipe.n, "execution": recipe.execution, "caps": list(recipe.caps), "box": box, **numbers}
     assert told == load("pools")[key]
 
 
 @pytest.mark.parametrize("key", RECIPES)
 def test_recipe_replays_pillow_picture_by_picture(key):
-    recipe, count = RECIPES[key], 120
-    pool, n = recipe.pool, recipe.n
+    recipe, count, n = RECIPES[key], 120, RECIPES[key].n
     images = pictures(count, 32, seed=4)
     result = recipe(images, seeded(9)).numpy()
 
     draws = seeded(9)
     u, coin, chance = torch.rand(3, n, count, generator=draws, dtype=torch.float64)
-    choice = torch.randint(len(pool.entries), (n, count), generator=draws)
+    choice = torch.randint(len(recipe.entries), (n, count), generator=draws)
     if key == "grid_levels":
         u = u * (2 + torch.randint(4, (count,), generator=draws)) / 5
     boxes = torch.rand(count, 3, generator=draws, dtype=torch.float64).tolist()
@@ -148,8 +147,8 @@ def test_recipe_replays_pillow_picture_by_picture(key):
     for i in range(count):
         image = Image.fromarray(images[i].numpy())
         for slot in range(n):
-            name, law = pool.entries[choice[slot][i]]
-            if chance[slot][i] < pool.execution:
+            name, law = recipe.entries[choice[slot][i]]
+            if chance[slot][i] < recipe.execution:
                 (magnitude,) = law(u[slot][i : i + 1], coin[slot][i : i + 1]).tolist()
                 image = PILLOW[name](image, magnitude)
         x, y, s = boxes[i]
