@@ -232,7 +232,8 @@ def load_runs(results_dir: str | Path = "results") -> pd.DataFrame:
         RunError: a record is damaged.
     """
     paths = sorted(file.parent for file in Path(results_dir, "runs").glob("*/record.json"))
-    return pd.json_normalize([{"path": str(path), **read_record(path)} for path in paths])
+    runs = [{"path": str(path), **read_record(path)} for path in paths]
+    return pd.json_normalize(runs) if runs else pd.DataFrame(columns=["path", "status"])
 
 
 def load_rounds(paper: str, scale: str, results_dir: str | Path = "results") -> pd.DataFrame:

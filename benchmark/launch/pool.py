@@ -109,11 +109,12 @@ def attempt(run: Run, fit: Callable[[Run], Path], log: Path | None = None) -> tu
 def server() -> ForkServerContext:
     """The server that forks the processes of runs, started if it is not running; meanwhile it imports what runs need.
 
-    It finds modules where this process does. Signals are blocked in it, and in a run until that can save: the server
-    has to outlive its runs.
+    So all runs of a command are by the code of its start, whatever is edited meanwhile. The server finds modules where
+    this process does. Signals are blocked in it, and in a run until that can save: the server has to outlive its runs.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*IMPORTED])
+    own = [name for name in sys.modules if name.startswith(("methods.", "datamodules."))]
+    context.set_forkserver_preload([*IMPORTED, *own])
     resource_tracker.ensure_running()  # starting it would unblock SIGTERM and SIGINT
     before, mask = dict(os.environ), signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGINT})
     os.environ |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}

@@ -18,9 +18,9 @@ from benchmark.federation.collectives import on_first, wait_for_all
 from benchmark.federation.loop import Federation
 from benchmark.federation.store import discard_states
 from benchmark.launch.signals import check_stopped
-from benchmark.runs.code_identity import by_other_code, by_other_revision, code_version, revision
+from benchmark.runs.code_identity import by_other_code, by_other_revision, revision
 from benchmark.runs.exported import WEIGHTS
-from benchmark.runs.folder import RunFolder
+from benchmark.runs.folder import CODE, RunFolder
 from benchmark.runs.loggers import mirror_run
 from benchmark.runs.records import code_versions, read_record, read_rows, revisions
 from benchmark.runs.states import CHECKPOINT, other_data
@@ -111,7 +111,7 @@ def is_complete(run: Run) -> bool:
     if by_other_code(run, record):
         other = (
             f"{path} was made by other code of {config.method.name}, {' and '.join(revisions(record))} "
-            f"(code {', '.join(code_versions(record))}), than is there now, {revision(run)} (code {code_version()}); "
+            f"(code {', '.join(code_versions(record))}), than is there now, {revision(run)} (code {CODE}); "
             "delete the folder or give --overwrite to run it again, or give another --results_dir to keep both"
         )
         if by_other_revision(run, record):

@@ -44,15 +44,17 @@ def code_version() -> str:
     """
     checkout = (ROOT / ".git").exists()
     if checkout and (described := _git("describe", "--always", "--tags", "--abbrev=12")):
-        return described.strip() + ("-dirty" if _git("status", "--porcelain", "--", *CODE) else "")
+        changed = _git("status", "--porcelain", "--", *CODE)
+        return described.strip() + ("-unknown" if changed is None else "-dirty" if changed else "")
     return package_version() + ("-unknown (a checkout, and no git to ask)" if checkout else "")
 
 
 def uncommitted() -> dict[str, str]:
     """The difference between the checkout's code and its commit, as a patch under the name of its file, if any."""
-    patch = _git("diff", "HEAD", "--", *CODE) or ""
+    diff = ("diff", "--no-ext-diff", "--no-color")
+    patch = _git(*diff, "HEAD", "--", *CODE) or ""
     new = (_git("ls-files", "-z", "--others", "--exclude-standard", "--", *CODE) or "").split("\0")
-    patch += "".join(_git("diff", "--no-index", "--", os.devnull, name) or "" for name in filter(None, new))
+    patch += "".join(_git(*diff, "--no-index", "--", os.devnull, name) or "" for name in filter(None, new))
     return {f"uncommitted-{hashlib.sha256(patch.encode()).hexdigest()[:12]}.patch": patch} if patch else {}
 
 
@@ -82,8 +84,9 @@ def users_source(run: Run) -> str | None:
     Returns:
         Twelve hexadecimal digits; ``None`` if there are none, or no files, as in some notebooks.
     """
-    paths = (run.config.model, run.config.data.class_path, str(run.config.data.init_args.get("pipeline")))
-    names = [cls.__module__ for cls in run.class_of("method").__mro__] + [path.rpartition(".")[0] for path in paths]
+    bases = [*run.class_of("method").__mro__, *run.class_of("data").__mro__]
+    paths = (run.config.model, str(run.config.data.init_args.get("pipeline")))
+    names = [cls.__module__ for cls in bases] + [path.rpartition(".")[0] for path in paths]
     files: dict[str, Path] = {}
     for name in names:  # which grow
         if name and name not in files and name.partition(".")[0] not in BELOW and (file := _file(name)) is not None:

@@ -25,6 +25,9 @@ from datamodules.common.errors import RunError
 from datamodules.common.files import named, write_atomic
 from datamodules.common.yaml import dump_yaml
 
+CODE = code_version()
+CHANGES = uncommitted() if CODE.endswith("-dirty") else {}
+"""The code of this process as it was imported: what is edited or committed later is that of the next command."""
 OUTER_FOLDERS = re.compile(r'(?<=  File ").*[/\\](?=[^/\\"]+[/\\][^/\\"]+")')  # of a traceback's files
 
 
@@ -94,7 +97,6 @@ class RunFolder:
             left.unlink(missing_ok=True)
         if before := self._interrupted():
             self._check_data(before, facts)
-        code = code_version()
         self.record = {
             "schema_version": records.SCHEMA_VERSION,
             "run_id": run.id,
@@ -106,7 +108,7 @@ class RunFolder:
             "seeds": {"run": config.seed, "partition": config.data.init_args.get("partition_seed")},
             **{key: before.get(key) for key in FACTS},
             **facts,
-            "code_version": code,
+            "code_version": CODE,
             "rounds": {"done": 0, "total": config.rounds},
             **dict.fromkeys(READINGS),
             **({AVERAGED: None} if config.average_last else {}),
@@ -120,11 +122,11 @@ class RunFolder:
                 **{name: value for name, value in asdict(config.runtime).items() if not name.endswith("_dir")},
                 "precision": config.precision,
                 "revisions": _with(records.revisions(before) if before else [], revision(run)),
-                "code_versions": _with(records.code_versions(before) if before else [], code),
+                "code_versions": _with(records.code_versions(before) if before else [], CODE),
             },
         }
         write_atomic(self.path / "config.yaml", dump_yaml(identity(config)))
-        for name, patch in uncommitted().items() if code.endswith("-dirty") else ():
+        for name, patch in CHANGES.items():
             write_atomic(self.path / name, patch)
         self._write()
 
@@ -196,6 +198,9 @@ class RunFolder:
             recorded = self.record["environment"]
             recorded["code_versions"] = [self.record["code_version"]]
             recorded["revisions"] = recorded["revisions"][-1:]
+            for patch in self.path.glob("uncommitted-*.patch"):
+                if patch.name not in CHANGES:
+                    patch.unlink()
 
     def beat(self, rounds_done: int) -> None:
         """Record how many rounds are done, at most every ``heartbeat_s`` seconds."""

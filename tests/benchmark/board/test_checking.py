@@ -34,7 +34,8 @@ def place(kept, tmp_path, monkeypatch):
         return copy
     copy.mkdir()
     monkeypatch.chdir(copy)
-    monkeypatch.setattr("benchmark.runs.folder.code_version", lambda: "abc123")
+    monkeypatch.setattr("benchmark.runs.folder.CODE", "abc123")
+    monkeypatch.setattr("benchmark.runs.folder.CHANGES", {})
     Path("board.yaml").write_text(BOARD)
     assert main(["tune", *RUN]) == main(["table", *RUN]) == 0
     shutil.copytree(copy, kept)

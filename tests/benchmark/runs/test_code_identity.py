@@ -120,3 +120,14 @@ def test_what_a_users_file_imports_from_its_folder_or_package_counts(tmp_path, m
     assert [revision(run) == before[name] for name, run in runs.items()] == [False, True]
     write(tmp_path / "beside_it.py", "RATE = 2\n")
     assert revision(runs["own_flat"]) != before["own_flat"]
+
+
+def test_a_users_base_of_a_data_set_counts(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    base = tmp_path / "own_base_data.py"
+    write(base, "from datamodules.digits import Digits\n\n\nclass Base(Digits):\n    pass\n")
+    write(tmp_path / "own_data.py", "import own_base_data\n\n\nclass Mine(own_base_data.Base):\n    pass\n")
+    run = Run.of(from_dict(VALUES | {"data": "own_data.Mine"}))
+    before = revision(run)
+    write(base, base.read_text() + "# changed\n")
+    assert revision(run) != before

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmark.config import Run, Runtime
-from benchmark.runs.code_identity import by_other_code, code_version, revision
-from benchmark.runs.folder import RunFolder, discard
+from benchmark.runs.code_identity import by_other_code, revision
+from benchmark.runs.folder import CODE, RunFolder, discard
 from benchmark.runs.lock import RunLocked, locked, run_lock
 from benchmark.runs.records import read_record, read_rows, revisions
 from benchmark.runs.states import CHECKPOINTS, state
@@ -84,7 +84,7 @@ def test_a_record_names_all_code_that_took_part(tmp_path):
         recorded = read_record(tmp_path)
         return recorded["environment"]["code_versions"], revisions(recorded), by_other_code(RUN, recorded)
 
-    now, ours = code_version(), revision(RUN)
+    now, ours = CODE, revision(RUN)
     opened(tmp_path).append(row(0))
     assert code() == ([now], [ours], False)
     change(tmp_path, older)
@@ -108,10 +108,18 @@ def test_rows_that_change_while_a_run_goes_on_are_not_sealed(tmp_path):
 
 
 def test_the_uncommitted_changes_are_kept_beside_the_record(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmark.runs.folder.code_version", lambda: "abc-dirty")
-    monkeypatch.setattr("benchmark.runs.folder.uncommitted", lambda: {"uncommitted-1.patch": "a patch\n"})
-    opened(tmp_path)
+    monkeypatch.setattr("benchmark.runs.folder.CHANGES", {"uncommitted-1.patch": "a patch\n"})
+    folder = opened(tmp_path)
     assert [file.read_text() for file in tmp_path.glob("uncommitted-*.patch")] == ["a patch\n"]
+    monkeypatch.setattr("benchmark.runs.folder.CHANGES", {})
+    folder.rewind(0)
+    assert not [*tmp_path.glob("uncommitted-*.patch")], "all rounds are by clean code"
+
+
+def test_code_that_is_committed_or_edited_while_a_command_goes_on_is_not_that_of_its_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmark.runs.code_identity._git", lambda *command: "another")
+    opened(tmp_path)
+    assert read_record(tmp_path)["code_version"] == CODE != "another-dirty"
 
 
 def test_a_run_that_has_not_begun_leaves_no_folder(tmp_path):
