@@ -238,7 +238,7 @@ def balanced_thresholds(counts: Tensor, tau: float = 0.84, tau_h: float = 0.95) 
 
     Args:
         counts: images per class, float ``[C]``, C > 1.
-        tau: threshold of a class with share 0 if all shares are equal.
+        tau: added to a class's scaled share less the standard deviation of all.
         tau_h: upper bound of the thresholds; there is no lower bound.
     """
     share = class_share(counts)

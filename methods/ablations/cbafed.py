@@ -72,8 +72,8 @@ class PlainImages(CBAFed):
 class WarmUpAtClients(CBAFed):
     """In the warm-up, labelled clients train ``labelled_epochs`` epochs with the residual connection over them.
 
-    This follows the released code, whose warm-up is a single visit; the paper connects the averages of rounds (Eq. 3).
-    For one client the two are the same.
+    This follows the released code, whose warm-up is a single visit of all epochs; the paper connects the averages of
+    rounds (Eq. 3). For one client and one visit the two are the same; a further visit takes a new first reference.
     """
 
     def connects_epochs(self) -> bool:

@@ -108,6 +108,18 @@ def test_server_connection_over_seventeen_rounds() -> None:
         assert seen == pytest.approx(SEQUENCES[name]["outputs"], abs=1e-3)
 
 
+def test_the_warm_ups_connection_is_the_released_clients() -> None:
+    """With one labelled client, rounds are its epochs."""
+    case = SEQUENCES["local_26_epochs_plus1_per_epoch"]
+    method, seen = CBAFed(nn.Linear(1, 1), 2, warmup_rounds=26), []
+    method.load_tensors(constant(method, 0.0))
+    for t in range(26):
+        value = float(method.model.bias.detach()) + 1
+        method.aggregate([Upload(Visit(round=t), constant(method, value), 5.0, {"counts": torch.ones(2)})])
+        seen.append(float(method.model.bias.detach()))
+    assert seen == pytest.approx(case["outputs"], abs=1e-3)
+
+
 @pytest.mark.parametrize("name", [name for name in SEQUENCES if name.startswith("local")])
 def test_labelled_client_connection_over_epochs(name: str) -> None:
     """The released sequences through the hooks."""
