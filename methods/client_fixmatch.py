@@ -33,7 +33,7 @@ class ClientFixMatch(JointSteps):
     | ``lr``, ``momentum``, ``weight_decay``, ``clip_norm`` | 0.1, not given | 0.1, 0.9, 1e-4, none | as released |
     | optimiser state | not given | one for all clients and rounds | one per client (``share_momentum``: as released) |
     | ``prox_mu`` (FedProx) | not given | 0.001, unused | 0 |
-    | aggregation | share of the data | 2000 n_l + n_l + n_u, equal at all clients | sizes |
+    | aggregation | share of the data | 2000 n_l + n_l + n_u, nearly equal | sizes |
 
     Everything else follows ``JointSteps``.
 

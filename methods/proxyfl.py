@@ -43,6 +43,7 @@ class ProxyFL(JointSteps):
     |---|---|---|---|
     | who is decided | P above 0.95 | P or the local model from 0.95 on; labelled images: P | as released |
     | label of an image decided by the local model only | - | argmax P | as released |
+    | compared with the prior | global logits | P | as released |
     | set of a labelled image | its label | by P, ignoring its label | as released |
     | weights of an undecided image's proxies | local logits | P | as released |
     | features and proxies | as they are | two linear heads, length 1; also averaged | as released |
@@ -59,7 +60,7 @@ class ProxyFL(JointSteps):
     | ``local_epochs``, of floor(unlabelled images / 128) steps | 5 | 5 | 5 |
     | ``lr``, ``momentum``, ``weight_decay``, ``clip_norm`` | 0.1, not given | 0.1, 0.9, 1e-4, none | as released |
     | optimiser state | not given | one for all clients and rounds | one per client (``share_momentum``: as released) |
-    | aggregation | share of the data | 2000 n_l + n_l + n_u, all equal | sizes (``ReleasedWeights``: as released) |
+    | aggregation | share of the data | 2000 n_l + n_l + n_u, nearly equal | sizes (``ReleasedWeights``: as released) |
 
     Everything else follows ``JointSteps``. Features are the input of the network's last linear layer.
 

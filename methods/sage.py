@@ -38,7 +38,7 @@ class SAGE(JointSteps):
     | ``local_epochs``, of floor(unlabelled images / 128) steps | 5 | 5 | 5 |
     | ``lr``, ``momentum``, ``weight_decay``, ``clip_norm`` | 0.1, not given | 0.1, 0.9, 1e-4, none | as released |
     | optimiser state | not given | one for all clients and rounds | one per client (``share_momentum``: as released) |
-    | aggregation | share of the data | 2000 n_l + n_l + n_u, equal at all clients | sizes |
+    | aggregation | share of the data | 2000 n_l + n_l + n_u, nearly equal | sizes |
 
     Everything else follows ``JointSteps``.
 

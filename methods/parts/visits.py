@@ -23,7 +23,7 @@ class Visit:
         cohort: index of the cohort of this round that the client was drawn for.
         repeat: number of earlier visits of the client in this round; 1 for the server before the first round.
         labelled: whether the site holds labels.
-        size: number of the site's training images.
+        size: number of the site's training images; those that are labelled and unlabelled count twice.
         first: whether the client takes part for the first time in the run.
         rounds: planned number of rounds of the run, for schedules.
     """
