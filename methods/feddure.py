@@ -53,8 +53,8 @@ class FedDure(SupervisedFirst, LocalSSL):
     | F-reg's input | output vector, strong view | softmax, weak view, unused | softmax, strong view, without gradient |
     | batch norm of C-reg's labelled losses | not given | training mode | as released |
 
-    Everything else follows ``LocalSSL``, after the steps of ``SupervisedFirst``. Logged in addition to the loss: d, and
-    the mean of m.
+    Everything else follows ``LocalSSL``, after the steps of ``SupervisedFirst``. Logged in addition to the loss: d
+    times ``feedback_weight``, and the mean of m.
 
     Args:
         freg_hidden: hidden units of F-reg.

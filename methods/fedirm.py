@@ -43,7 +43,8 @@ class FedIRM(LabelledShare, MeanTeacher):
     | ``labelled_weight_mode`` | - | unweighted | ``share:0.5`` ("weight adjust"), ``plain`` for "origi." |
 
     Dropout is only in the head (``head_dropout`` of the network), so the stochastic passes reuse the features of the
-    gradient pass. The layers after the dropout are linear, so the mean over passes is taken before them.
+    gradient pass, and running statistics move once per step (released code: twelve times, with the same batch). The
+    layers after the dropout are linear, so the mean over passes is taken before them.
     """
 
     scopes = {**MeanTeacher.scopes, "relation": "server"}
@@ -80,9 +81,10 @@ class FedIRM(LabelledShare, MeanTeacher):
         return {**super().broadcast(server, visit), "relation": server["relation"]}
 
     def on_train_start(self) -> None:
-        """Train the teacher's norms and dropout with the student's, as released; set the round's weight."""
+        """Give the teacher's parts the modes of the student's, as released; set the round's weight."""
         super().on_train_start()
-        self.teacher.train()
+        for own, students in zip(self.teacher.modules(), self.model.modules(), strict=True):
+            own.training = students.training
         h = self.hparams
         self.ramp = h.loss_weight * exponential_ramp(self.visit.round - h.ramp_offset, h.ramp_length)  # (5)
 

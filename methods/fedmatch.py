@@ -236,7 +236,7 @@ class FedMatch(LabelsAtServer, ServerMomentum):
         theirs = [unflat(slot, self.psi()) for slot in self.helper[: int(self.helper_count)]]
         made = []
         with self.autocast():
-            for x in client.views("test", client.data.unlabelled):
+            for x in client.views("test", client.data.unlabelled, size=self.eval_batch):
                 logits = [wide(functional_call(self.model, psi, (x,))) for psi in theirs]
                 made.append(torch.stack(logits, dim=1).softmax(dim=2))
         return torch.cat(made)

@@ -39,7 +39,7 @@ class FL2(FixMatch):
     | gradient of L_cs | at W, both sides | at W*, target fixed | as released |
     | samples of L_cs, mean | all, none | high confidence, over the batch | as released |
     | batches | mask inside the batch | client's set filtered first | as released |
-    | ``server_pretrain`` (calls) | absent | 10 (CIFAR-10), 2048 steps (SVHN) | 10, in the suite as released |
+    | ``server_pretrain`` (calls) | absent | 10 (CIFAR-10), 2048 steps (SVHN) | 10, SVHN in the suite as released |
     | ``lr_schedule`` | cosine | constant: never advanced | ``cosine`` |
     | ``server_momentum`` | 0.5 | 0.5 | 0.5 |
     | ``lr``, ``momentum``, ``nesterov``, ``weight_decay`` | 0.03, 0.9, yes, 5e-4 | the same | the same |

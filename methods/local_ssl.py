@@ -35,9 +35,9 @@ class LocalSSL(FedMethod):
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
-    | ``lr``, ``optimizer``, ``batch_size`` | 5e-4, Adam, 10 | the same; Adam is new in every visit | as released |
+    | ``lr``, ``optimizer``, ``batch_size`` | 5e-4, Adam, 10 | CIFAR-10 6e-4; Adam new in every visit | 5e-4, Adam, 10 |
     | ``unlabelled_bs`` | not given | the client's images over round(n_s / 10) | as released |
-    | ``steps_per_visit`` per local epoch | one pass | 5 | 5 |
+    | ``steps_per_visit`` per local epoch | one pass | 5 (CINIC-10 10) | 5 |
     | forward pass | not given | all views share batch statistics | as released |
     | ``threshold`` | not given | 0.6 | 0.6 (originals: UDA 0.8, FixMatch 0.95) |
     | ``unsup_weight``, ``unsup_ramp``: FixMatch | not given | not released | 1, 0 |
@@ -54,6 +54,7 @@ class LocalSSL(FedMethod):
         unsup_ramp: steps of a visit over which the weight rises; 0: none.
         unlabelled_bs: unlabelled images per step; default: from the client's numbers of images (``unlabelled_batch``).
         steps_per_visit: steps per local epoch; null: one pass over the labelled images.
+            All streams start anew with every local epoch.
     """
 
     scenario = "all_clients"

@@ -28,7 +28,7 @@ class RSCFed(SharpenedTeacher):
     | ``subsets`` x ``subset_size`` | 3 x 5 | 3 x 5 | 3 x 5 |
     | ``labelled_multiplier`` | about 50 % | 6 (ISIC 200) | 6 |
     | ``labelled_weight_mode`` | 50 % | once; twice after the clean-up | ``once`` (``squared``, ``share:x``) |
-    | ``dma_beta_labelled`` / ``dma_beta_unlabelled`` | 10 000 / 10 000 | 100 / 10 000 (ISIC 0.01) | as released |
+    | ``dma_beta_labelled``, ``..._unlabelled`` | 10 000, 10 000 (ISIC 0.01) | 100, 10 000 (ISIC 0.01) | as released |
     | ``dma_distance`` | L2 norm | sum of per-tensor L2 norms, counters included | ``sum_tensor`` |
     | ``dma`` | on | on | true (false: the ablation without DMA) |
     | labelled client in every subset | not given | disabled line | no (``methods.ablations.rscfed``) |

@@ -94,12 +94,11 @@ def randaugment_levels(look: Look) -> dict[str, View]:
 
 
 def randaugment_levels_cutout(look: Look) -> dict[str, View]:
-    """``randaugment_levels``; for labelled images ``zero_crop``: a flipped window of the image with 4 black pixels per
-    side, and ``cutout``: such a window with a square set to 0 after normalisation (FedDure).
+    """``randaugment_levels``; for labelled images ``cutout``: a flipped window of the image with 4 black pixels per
+    side and a square set to 0 after normalisation (FedDure).
     """
     window = look.geometry(pad=PAD, crop=look.size, flip=look.flip)
-    views = {"zero_crop": look.view(window), "cutout": look.view(window, post=(Cutout(look.size // 2),))}
-    return {**randaugment_levels(look), **views}
+    return {**randaugment_levels(look), "cutout": look.view(window, post=(Cutout(look.size // 2),))}
 
 
 def randaugment_affine(look: Look) -> dict[str, View]:

@@ -67,10 +67,10 @@ class ReleasedFedCon(FedCon):
 
 
 class EMAStudent(FedCon):
-    """FedCon whose student is an average of the teacher over the server's steps, as the text describes.
+    """FedCon whose student is an average of the teacher over the server's steps, as an unused copy suggests.
 
-    Its decay rises from 0.9996 to 1 over 20 rounds. The public code keeps this average, but then uses the teacher
-    itself.
+    Its decay rises from 0.9996 to 1 over 20 rounds, and falls again over the next 20. The public code keeps this
+    average, but then uses the teacher itself.
     """
 
     scopes = {**FedCon.scopes, "student": "server"}

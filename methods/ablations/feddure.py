@@ -67,7 +67,7 @@ class Released(WithoutFReg):
 
     Args:
         warmup_steps: steps over which the schedule raises a rate.
-        creg_wait: joint steps with rate 0 for C-reg.
+        creg_wait: joint steps before C-reg's schedule, which itself starts at rate 0.
     """
 
     view_of_creg = "weak"

@@ -94,10 +94,13 @@ class FedDuresOptimiser(OwnEntriesKept):
 class InertClients(FedMatch):
     """The reduced copy in FedCon's public code, which (FL)2 says it ran, and whose clients never take a step.
 
-    There is no psi and there are no helpers; at a client only running statistics of batch norm change.
+    There is no psi and there are no helpers; at a client only running statistics of batch norm change, by two weak
+    views of each unlabelled image.
     """
 
+    revision = 2
     sums = ()
+    views = {**FedMatch.views, "unlabelled": {"x": "weak", "x2": "weak"}}
 
     def configure_optimizers(self) -> Any:
         """Return one optimiser for all parameters."""
@@ -110,7 +113,7 @@ class InertClients(FedMatch):
             loss = self.descend(self.optimizers(), self.labelled_loss(batch["labelled"]))
         if "unlabelled" in batch:
             with torch.no_grad():
-                for view in ("x", "strong"):
+                for view in ("x", "x2"):
                     self(batch["unlabelled"][view])
         self.log("loss", loss)
 

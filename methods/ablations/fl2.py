@@ -81,23 +81,23 @@ class ServerStatistics(FL2):
 
 
 class AsWritten(FL2):
-    """Eqs. 10 to 14 and Algorithm 1 as printed, where the released code differs.
+    """Eqs. 10, 11 and 13 and line 21 of Algorithm 1, where the released code differs; W* is the text's, by ASAM.
 
     Batches hold all samples, with a mask for the selected ones (Eq. 10); L_cs is a mean over the whole batch (Eq. 13);
     the prediction at W* is the fixed target, and the gradient is taken at W (Algorithm 1, line 21). Statistics of batch
-    norm are those of the round's active clients; before the first round, those of ``FL2``.
+    norm are those of the next round's active clients; before the first round, those of ``FL2``. Labels are made once
+    per visit, and a sample at its threshold counts.
     """
 
-    revision = 2
+    revision = 3
     retired = {"sbn_scope": "active"}
     active: Sequence[int] = ()
-    """The clients of the round, in the order of their ids."""
+    """The clients of the next round, in the order of their ids."""
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
-        """Draw as ``FL2`` does, and store the draw for the norm statistics."""
-        cohorts = super().select_clients(round, roster)
-        self.active = sorted(set().union(*cohorts))
-        return cohorts
+        """Draw as ``FL2`` does, and store the next draw for the norm statistics, which this round ends with."""
+        self.active = sorted(set().union(*super().select_clients(round + 1, roster)))
+        return super().select_clients(round, roster)
 
     def norm_batches(self, data: FSSLDataModule) -> Iterator[Tensor]:
         """Yield the positions of the active clients' images, batch by batch, one client after the other."""
