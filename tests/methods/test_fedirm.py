@@ -73,8 +73,13 @@ def test_empty_gates_leave_the_consistency(gate: dict[str, float]) -> None:
     assert any(bool(gradient.abs().max() > 0) for gradient in ours)
 
 
-def test_the_teacher_trains_with_the_student() -> None:
-    assert unlabelled().teacher.training
+def test_the_teachers_parts_have_the_modes_of_the_students() -> None:
+    """A part in evaluation mode, too."""
+    method = unlabelled()
+    next(method.model.children()).eval()
+    method.on_train_start()
+    student, teacher = ([part.training for part in one.modules()] for one in (method.model, method.teacher))
+    assert student == teacher and {*student} == {True, False}
 
 
 # --- dropout
