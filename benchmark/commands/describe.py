@@ -33,6 +33,8 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     """Run the command; returns its exit code."""
     if asked_help(dotted):
         return 0
+    if others := [name for name in dotted if not name.startswith("data.")]:
+        raise ConfigError(f"--{others[0]}: describe takes no options but those of the data set, --data.NAME")
     values = apply({}, {"data": options.data, **dotted})
     spec, seed = class_spec("data", values["data"]), options.seed
     data = build(spec, "data", data_dir=options.data_dir, **({} if seed is None else {"run_seed": seed}))

@@ -28,8 +28,9 @@ def run(options: Namespace) -> int:
     jobs = common.jobs_of(options, runtime)
     if options.overwrite:
         common.forget_trials(suite, options.scale, rows, runtime)
-    for name, made in tune(suite, options.scale, rows, runtime, jobs).items():
+    tuned = tune(suite, options.scale, rows, runtime, jobs)
+    for name, made in tuned.items():
         chosen = ", ".join(f"{option} {value:g}" for option, value in made["options"].items())
         print(f"{name}: {chosen} of {len(made['tried'])} tried{'' if made['interior'] else ', not interior'}")
-    print(f"wrote {suite.tuned.path(options.scale)}")
+    print(f"wrote {suite.tuned.path(options.scale)}" if tuned else "nothing to tune: all keep their papers' rates")
     return 0
