@@ -27,14 +27,14 @@ from datamodules.views.batches import Batch, LocalWork, Pass, Stream, streams_of
 from methods.models.backbone import Backbone
 from methods.models.norm import Spread, frozen, serially, static_norms
 from methods.parts.aggregation import num_bytes, weighted_mean
-from methods.parts.engine_state import EngineState, StepNumber, Tally, own_column, state_of, step_numbers
+from methods.parts.engine_state import EngineState, StepNumber, Tally, column_of, state_of, step_numbers
 from methods.parts.tensors import wide
 from methods.parts.visits import Site, Upload, Visit
 
 Scope = Literal["shared", "personal", "local", "server", "frozen"]
-COUNTS = ("_rounds", "_epochs", "_steps")  # how names of arguments end that count something
-WEIGHTS = ("lr_", "lambda_")  # how names of rates and of losses' weights begin
-ABOVE_ALL = 1.5  # the highest threshold of a probability that still looks like one
+COUNT_SUFFIXES = ("_rounds", "_epochs", "_steps")  # of arguments that count something
+FACTOR_PREFIXES = ("lr_", "lambda_")  # of arguments that are rates, or weights of losses
+HIGHEST_THRESHOLD = 1.5  # of a probability; a threshold above 1 is one that no image reaches
 
 
 class FedMethod(L.LightningModule):
@@ -135,10 +135,9 @@ class FedMethod(L.LightningModule):
         self.require("above 0, or null", clip_norm=h.clip_norm is None or h.clip_norm > 0)
         self.require("from 1", batch_size=h.batch_size >= 1, eval_batch=self.eval_batch >= 1)
         self.require("from 1 to batch_size", min_batch=1 <= h.min_batch <= h.batch_size)
-        numbers = {n: v for n, v in h.items() if isinstance(v, int | float)}
-        counts = {n: v for n, v in numbers.items() if n.endswith(COUNTS) and v}
-        rates = {n: v for n, v in numbers.items() if n.startswith(WEIGHTS)}
-        self.require("from 0", **{n: v > 0 for n, v in counts.items()}, **{n: v >= 0 for n, v in rates.items()})
+        from_0 = {name: value >= 0 for name, value in h.items() if isinstance(value, int | float)}
+        self.require("from 0", **{name: fits for name, fits in from_0.items() if name.endswith(COUNT_SUFFIXES)})
+        self.require("from 0", **{name: fits for name, fits in from_0.items() if name.startswith(FACTOR_PREFIXES)})
         self.spread: Spread = serially  # shares work that needs no client among processes
         for number in step_numbers(type(self)):
             number.register(self)
@@ -170,8 +169,8 @@ class FedMethod(L.LightningModule):
             ConfigError: as ``require``.
         """
         values = {name: self.hparams[name] for name in names}
-        fits = {name: value is None or 0 <= value <= ABOVE_ALL for name, value in values.items()}
-        self.require(f"a probability, 0 to 1 (up to {ABOVE_ALL}: one that no image reaches)", **fits)
+        fits = {name: value is None or 0 <= value <= HIGHEST_THRESHOLD for name, value in values.items()}
+        self.require(f"a probability, 0 to 1 (up to {HIGHEST_THRESHOLD}: one that no image reaches)", **fits)
 
     def require_labels(self, roster: Roster) -> None:
         """Refuse a federation where no client holds labels, for a method that learns from these only.
@@ -357,9 +356,9 @@ class FedMethod(L.LightningModule):
 
     def scope(self, name: str) -> Scope:
         """Scope of the registered tensor ``name``: that of the longest prefix in ``scopes``, if there is one."""
-        hits = [p for p in self.scopes if name == p or name.startswith(p + ".")]
-        if hits:
-            return self.scopes[max(hits, key=len)]
+        prefixes = [prefix for prefix in self.scopes if name == prefix or name.startswith(f"{prefix}.")]
+        if prefixes:
+            return self.scopes[max(prefixes, key=len)]
         return "frozen" if name in self._frozen else "shared"
 
     def registered(self) -> dict[str, Tensor]:
@@ -383,14 +382,15 @@ class FedMethod(L.LightningModule):
         Raises:
             RunError: a name is not that of a registered tensor, or a shape is not its shape.
         """
-        state, known = self.registered(), self._engine.tensors
+        state, looked_up = self.registered(), self._engine.tensors
         for name, value in tensors.items():
             if name not in state:
                 raise RunError(f"there is no registered tensor {name!r} to load a value into")
             if value.shape != state[name].shape:
                 raise RunError(f"{name!r} has the shape {list(state[name].shape)}; the value has {list(value.shape)}")
             state[name].copy_(value)
-        for name, layer in static_norms(self) if known is None else known.static_norms:
+        layers = static_norms(self) if looked_up is None else looked_up.static_norms
+        for name, layer in layers:
             if name in tensors:
                 layer.note(tensors[name])
 
@@ -401,7 +401,7 @@ class FedMethod(L.LightningModule):
         framework's (``acc``, ``round``, ...).
         """
         if (tally := self._engine.tally) is not None:
-            tally.add(own_column(name, self.automatic_optimization), value.to(self.device), weight)
+            tally.add(column_of(name, self.automatic_optimization), value.to(self.device), weight)
 
     def tallied(self, name: str) -> Tensor | None:
         """Weighted mean of what the visit tallied or logged under ``name``; ``None`` if nothing was.
@@ -410,8 +410,8 @@ class FedMethod(L.LightningModule):
         """
         if (tally := self._engine.tally) is None:
             return None
-        own = tally.mean(own_column(name, self.automatic_optimization))
-        return tally.mean(name) if own is None else own
+        mean = tally.mean(column_of(name, self.automatic_optimization))
+        return tally.mean(name) if mean is None else mean
 
     def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor) -> None:
         """In a step, log the quality of the batch's pseudo-labels as ``Site.report_pseudo_labels`` does.

@@ -93,8 +93,7 @@ class CBAFed(LabelledShare, LabelledClients):
 
     def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
         """Send the global model, the thresholds and the tail classes."""
-        sent = super().broadcast(server, visit)
-        return {**sent, "thresholds": server["thresholds"], "tail": server["tail"]}
+        return {**super().broadcast(server, visit), "thresholds": server["thresholds"], "tail": server["tail"]}
 
     def learning_rate(self) -> float:
         """Return ``lr`` for clients with labels, ``lr_unlabelled`` for the others."""
@@ -132,19 +131,19 @@ class CBAFed(LabelledShare, LabelledClients):
             client: the site.
             number: of the random streams for the order and the views.
         """
-        h, everyone = self.hparams, client.data.unlabelled
-        order = torch.randperm(len(everyone), generator=client.generator(f"order/pseudo/{number}"))
-        index = everyone[order.to(everyone.device)]
-        block = h.batch_size * max(1, 256 // h.batch_size)
-        made = []
+        h, images = self.hparams, client.data.unlabelled
+        order = torch.randperm(len(images), generator=client.generator(f"order/pseudo/{number}"))
+        index = images[order.to(images.device)]
+        size = h.batch_size * max(1, 256 // h.batch_size)
+        blocks = []
         self.eval()
-        for part, x in zip(torch.split(index, block), self.labelled_views(client, index, number, block), strict=True):
+        for part, x in zip(torch.split(index, size), self.labelled_views(client, index, number, size), strict=True):
             with self.autocast():
-                y, sure, rare = assign(self.predict(x), self.thresholds, self.tail)  # Eqs. 4, 14 to 16
-            client.report_pseudo_labels(part, y, sure | rare)
-            made.append((x, y, sure, rare))
+                labels, confident, rescued = assign(self.predict(x), self.thresholds, self.tail)  # Eqs. 4, 14 to 16
+            client.report_pseudo_labels(part, labels, confident | rescued)
+            blocks.append((x, labels, confident, rescued))
 
-        views, labels, confident, rescued = (torch.cat(parts) for parts in zip(*made, strict=True))
+        views, labels, confident, rescued = (torch.cat(parts) for parts in zip(*blocks, strict=True))
         kept = storage_order(confident, rescued, h.batch_size)  # Eq. 17
         fields = {"x": views[kept], "y": labels[kept]}
         self.counts.copy_(class_counts(fields["y"], len(self.counts)))  # Eq. 19

@@ -66,18 +66,18 @@ class FedDB(FixMatch):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.weighs = self.hparams.aggregation != "uniform"
+        self.uses_dma = self.hparams.aggregation != "uniform"
         self.register_buffer("app_u", torch.full((num_classes,), 1.0 / num_classes))
 
     def visit_streams(self, client: Site) -> dict[str, Stream]:
         """Add weak views of the images that update the APP-U to the streams of ``FixMatch``."""
         streams = super().visit_streams(client)
-        if self.weighs and any(has_batches(streams, name) for name in streams):
-            streams["app_u"] = self.fixed(self.followed(client, streams), {"weak": "weak"})
+        if self.uses_dma and any(has_batches(streams, name) for name in streams):
+            streams["app_u"] = self.fixed(self.app_u_images(client, streams), {"weak": "weak"})
             streams["app_u"].cycle = True
         return streams
 
-    def followed(self, client: Site, streams: Mapping[str, Stream]) -> Tensor:
+    def app_u_images(self, client: Site, streams: Mapping[str, Stream]) -> Tensor:
         """Return the images that update the APP-U: the confident ones."""
         return streams["unlabelled"].index if "unlabelled" in streams else client.data.unlabelled
 
@@ -98,14 +98,14 @@ class FedDB(FixMatch):
     def make_upload(self, client: Site) -> Upload | None:
         """Return the model and the final APP-U."""
         upload = super().make_upload(client)
-        if upload is not None and self.weighs:
+        if upload is not None and self.uses_dma:
             upload.stats["app_u"] = self.app_u.clone()
             self.tally("app_u", self.app_u)
         return upload
 
     def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
         """Return the DMA weights of the uploads."""
-        if not self.weighs:
+        if not self.uses_dma:
             return super().weights(uploads)
         averages = torch.stack([upload.stats["app_u"] for upload in uploads])
         beta = model_weights(averages.cpu(), as_written=self.hparams.aggregation == "dma_written")

@@ -117,9 +117,9 @@ class FedDure(SupervisedFirst, LocalSSL):
 
     def local_step(self, optimizer: Any, loss: Tensor) -> Tensor:
         """Take the local model's step and log its loss."""
-        taken = self.descend(optimizer, loss)
-        self.log("loss", taken)
-        return taken
+        loss = self.descend(optimizer, loss)
+        self.log("loss", loss)
+        return loss
 
     def image_weights(self, logits: Tensor) -> Tensor:
         """F-reg's weights ``[N]`` for images with logits ``[N, C]``, which get no gradient."""
@@ -143,14 +143,15 @@ class FedDure(SupervisedFirst, LocalSSL):
         only through them. Exact for networks without random layers; with dropout, the two passes draw different masks.
         Parameters and buffers of the network do not change.
         """
-        lr, own = self.hparams.creg_lr, {name: p for name, p in net.named_parameters() if p.requires_grad}
-        steps = grad(self.pseudo_loss(z, y_hat), list(own.values()), retain_graph=True, materialize_grads=True)
-        ahead = {n: (own[n].detach() - lr * g).requires_grad_() for n, g in zip(own, steps, strict=True)}
-        v = grad(F.cross_entropy(stateless(net, x, ahead), y), list(ahead.values()), materialize_grads=True)
-        dz = directional_derivative(net, u_s, dict(zip(own, v, strict=True)))
+        eta_s = self.hparams.creg_lr
+        phi = {name: p for name, p in net.named_parameters() if p.requires_grad}
+        slopes = grad(self.pseudo_loss(z, y_hat), list(phi.values()), retain_graph=True, materialize_grads=True)
+        phi_minus = {n: (phi[n].detach() - eta_s * g).requires_grad_() for n, g in zip(phi, slopes, strict=True)}
+        v = grad(F.cross_entropy(stateless(net, x, phi_minus), y), list(phi_minus.values()), materialize_grads=True)
+        dz = directional_derivative(net, u_s, dict(zip(phi, v, strict=True)))
         leaf = z.detach().to(torch.promote_types(z.dtype, torch.float32)).requires_grad_()
         (slope,) = grad(self.pseudo_loss(leaf, y_hat), leaf, create_graph=True)
-        return -lr * (slope * dz).sum()
+        return -eta_s * (slope * dz).sum()
 
     @torch.no_grad()
     def creg_loss(self, x: Tensor, y: Tensor) -> Tensor:
@@ -214,9 +215,9 @@ def directional_derivative(net: nn.Module, x: Tensor, direction: Mapping[str, Te
 
     Attention is computed in plain operations, since torch's fused ones have no forward-mode derivative.
     """
-    own = dict(net.named_parameters())
+    phi = dict(net.named_parameters())
     with torch.no_grad(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
-        dual = {n: make_dual(own[n].detach(), tangent) for n, tangent in direction.items()}
+        dual = {name: make_dual(phi[name].detach(), tangent) for name, tangent in direction.items()}
         change: Tensor | None = unpack_dual(stateless(net, x, dual)).tangent
     if change is None:
         raise RunError("look-ahead: the output of the network does not depend on its parameters")

@@ -83,8 +83,8 @@ class FedIRM(LabelledShare, MeanTeacher):
     def on_train_start(self) -> None:
         """Give the teacher's parts the modes of the student's, as released; set the round's weight."""
         super().on_train_start()
-        for own, students in zip(self.teacher.modules(), self.model.modules(), strict=True):
-            own.training = students.training
+        for teacher, student in zip(self.teacher.modules(), self.model.modules(), strict=True):
+            teacher.training = student.training
         h = self.hparams
         self.ramp = h.loss_weight * exponential_ramp(self.visit.round - h.ramp_offset, h.ramp_length)  # (5)
 

@@ -122,7 +122,8 @@ class FedMatch(LabelsAtServer, ServerMomentum):
         server_momentum: float = 0.0,
         **base: Any,
     ) -> None:
-        for layer in [one for one in model.modules() if isinstance(one, self.sums)]:
+        layers = [layer for layer in model.modules() if isinstance(layer, self.sums)]
+        for layer in layers:
             sigma = layer.get_parameter("weight")
             if sigma.requires_grad:
                 psi = self.first_psi(sigma.detach())
@@ -130,11 +131,10 @@ class FedMatch(LabelsAtServer, ServerMomentum):
         super().__init__(model, **base)
         self.automatic_optimization = False
         self.require_thresholds("threshold")
-        names = [name for name, _ in model.named_parameters()]
-        self.psi_names = [name for name in names if name.endswith(".parametrizations.weight.0.psi")]
-        size, count = sum(psi.numel() for psi in self.psi().values()), self.hparams.helpers if self.psi_names else 0
-        slots = [nn.Parameter(torch.zeros(size), requires_grad=False) for _ in range(count)]
-        self.helper = nn.ParameterList(slots)
+        self.psi_names = [n for n, _ in model.named_parameters() if n.endswith(".parametrizations.weight.0.psi")]
+        size = sum(psi.numel() for psi in self.psi().values())
+        slots = self.hparams.helpers if self.psi_names else 0
+        self.helper = nn.ParameterList(nn.Parameter(torch.zeros(size), requires_grad=False) for _ in range(slots))
         self.register_buffer("helper_count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("noise", noise_image(image_shape))
         self.register_buffer("vectors", torch.zeros(num_clients, num_classes))
@@ -161,12 +161,12 @@ class FedMatch(LabelsAtServer, ServerMomentum):
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """Take a step of sigma on the labelled images, then one of psi on the unlabelled ones."""
-        of_sigma, of_psi = cast(Any, self.optimizers())
+        sigma_optimizer, psi_optimizer = cast(Any, self.optimizers())
         total = torch.zeros((), device=self.device)
         if "labelled" in batch:
-            total = total + self.descend(of_sigma, self.labelled_loss(batch["labelled"]))
+            total = total + self.descend(sigma_optimizer, self.labelled_loss(batch["labelled"]))
         if "unlabelled" in batch:
-            total = total + self.descend(of_psi, self.unlabelled_loss(batch["unlabelled"]))
+            total = total + self.descend(psi_optimizer, self.unlabelled_loss(batch["unlabelled"]))
         self.log("loss", total)
 
     def labelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
@@ -179,10 +179,10 @@ class FedMatch(LabelsAtServer, ServerMomentum):
         """Loss of psi (see the class). Images that are not confident enter neither mean."""
         h, helpers = self.hparams, samples.get("helpers")
         logits = wide(self(samples["x"]))
-        own = logits.detach().softmax(dim=1)
-        own = debias(own) if h.dpl else own
-        confident = own.amax(dim=1) >= h.threshold
-        labels = agreed_labels(own, helpers)
+        p = logits.detach().softmax(dim=1)
+        p = debias(p) if h.dpl else p
+        confident = p.amax(dim=1) >= h.threshold
+        labels = agreed_labels(p, helpers)
         self.report_pseudo_labels(samples["index"], labels, confident)
 
         losses = F.cross_entropy(wide(self(samples["strong"])), labels, reduction="none")
@@ -204,11 +204,11 @@ class FedMatch(LabelsAtServer, ServerMomentum):
     def local_work(self, client: Site) -> LocalWork:
         """Train on the client's images; in a round with helpers, together with the helpers' predictions."""
         self.held_by_server = self.tensors("shared")
-        streams, steps = self.streams(client.data), self.steps(client.data)
+        streams = self.streams(client.data)
         if "unlabelled" in streams and self.helper_count:
-            helped = {"helpers": self.helper_predictions(client)}
-            streams["unlabelled"].fields = {**streams["unlabelled"].fields, **helped}
-        return [Pass(streams, steps)] * int(self.hparams.local_epochs)
+            fields = streams["unlabelled"].fields
+            streams["unlabelled"].fields = {**fields, "helpers": self.helper_predictions(client)}
+        return [Pass(streams, self.steps(client.data))] * int(self.hparams.local_epochs)
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
         """Return both streams, batched as ``batches`` says."""
@@ -233,13 +233,13 @@ class FedMatch(LabelsAtServer, ServerMomentum):
     def helper_predictions(self, client: Site) -> Tensor:
         """Predict all unlabelled images with the client's sigma and each helper's psi, ``[n, H, C]``."""
         self.eval()
-        theirs = [unflat(slot, self.psi()) for slot in self.helper[: int(self.helper_count)]]
-        made = []
+        helpers = [unflat(slot, self.psi()) for slot in self.helper[: int(self.helper_count)]]
+        predictions = []
         with self.autocast():
             for x in client.views("test", client.data.unlabelled, size=self.eval_batch):
-                logits = [wide(functional_call(self.model, psi, (x,))) for psi in theirs]
-                made.append(torch.stack(logits, dim=1).softmax(dim=2))
-        return torch.cat(made)
+                logits = [wide(functional_call(self.model, psi, (x,))) for psi in helpers]
+                predictions.append(torch.stack(logits, dim=1).softmax(dim=2))
+        return torch.cat(predictions)
 
     @torch.no_grad()
     def make_upload(self, client: Site) -> Upload | None:
@@ -250,8 +250,8 @@ class FedMatch(LabelsAtServer, ServerMomentum):
         weights = {f"model.{name}" for name, _ in self.model.named_parameters()} & upload.tensors.keys()
         sent = {}
         for name, value in upload.tensors.items():
-            held, delta = self.held_by_server[name], self.hparams.delta if name in weights else 0.0
-            sent[name] = differs(self.compared(name, value), held, delta)
+            held = self.held_by_server[name]
+            sent[name] = differs(self.compared(name, value), held, self.hparams.delta if name in weights else 0.0)
             upload.tensors[name] = torch.where(sent[name], value, held)
         upload.bytes = sparse_bytes(sent, upload.tensors)
         self.load_tensors({name: upload.tensors[name] for name in weights})
@@ -328,8 +328,8 @@ class Additive(nn.Module):
 
 def pairs(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
     """Return sigma and psi of every decomposed weight, in module order."""
-    found = [module for module in model.modules() if isinstance(module, parametrize.ParametrizationList)]
-    return [(one.get_parameter("original"), one[0].get_parameter("psi")) for one in found]
+    weights = [module for module in model.modules() if isinstance(module, parametrize.ParametrizationList)]
+    return [(weight.get_parameter("original"), weight[0].get_parameter("psi")) for weight in weights]
 
 
 def agreed_labels(own: Tensor, helpers: Tensor | None) -> Tensor:
@@ -339,8 +339,8 @@ def agreed_labels(own: Tensor, helpers: Tensor | None) -> Tensor:
         own: the model's probabilities ``[B, C]``.
         helpers: the helpers' ``[B, H, C]``, or ``None``.
     """
-    everyone = own[:, None] if helpers is None else torch.cat([own[:, None], helpers], dim=1)
-    votes = one_hot(everyone.argmax(dim=2), own.shape[1]).sum(dim=1)
+    voters = own[:, None] if helpers is None else torch.cat([own[:, None], helpers], dim=1)
+    votes = one_hot(voters.argmax(dim=2), own.shape[1]).sum(dim=1)
     return votes.argmax(dim=1)
 
 
@@ -374,14 +374,13 @@ def nearest(vectors: Tensor, seen: Tensor, client: int, count: int) -> list[int]
         vectors: ``[clients, C]``.
         seen: which rows hold a vector, bool ``[clients]``.
         client: the client whose neighbours are sought; not in the result, which is empty if it has no vector.
-        count: how many; fewer if fewer are known. In a tie the lower id comes first.
+        count: how many; fewer if fewer have a vector. In a tie the lower id comes first.
     """
-    known = seen.tolist()
-    if not known[client]:
+    if not seen[client]:
         return []
     distances = torch.linalg.vector_norm(vectors.double() - vectors[client].double(), dim=1).tolist()
-    others = [k for k, is_known in enumerate(known) if is_known and k != client]
-    return sorted(others, key=lambda k: (distances[k], k))[:count]
+    neighbours = [k for k, has_vector in enumerate(seen.tolist()) if has_vector and k != client]
+    return sorted(neighbours, key=lambda k: (distances[k], k))[:count]
 
 
 def differs(new: Tensor, old: Tensor, delta: float) -> Tensor:

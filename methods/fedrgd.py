@@ -63,8 +63,8 @@ class FedRGD(FixMatch):
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """Return one cohort per group; the first client of each is its bridge."""
-        drawn, count = roster.shuffled(round), self.hparams.num_groups
-        self.groups = [drawn[group::count] for group in range(count)]
+        clients, num_groups = roster.shuffled(round), self.hparams.num_groups
+        self.groups = [clients[group::num_groups] for group in range(num_groups)]
         return self.groups
 
     def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
@@ -72,7 +72,7 @@ class FedRGD(FixMatch):
         is_bridge = visit.client == self.groups[visit.cohort][0]
         if is_bridge or not len(self.slots):
             return super().broadcast(server, visit)
-        return {shared: server[held] for shared, held in self.in_slot(visit.cohort).items()}
+        return {name: server[slot_name] for name, slot_name in self.in_slot(visit.cohort).items()}
 
     def in_slot(self, group: int) -> dict[str, str]:
         """Names of slot ``group``'s tensors, by their name in the global model."""
@@ -93,4 +93,4 @@ class FedRGD(FixMatch):
         super().aggregate([Upload(Visit(cohort=group), mean, 1.0) for group, mean in means.items()])
         if len(self.slots):
             for group, mean in means.items():
-                self.load_tensors({held: mean[shared] for shared, held in self.in_slot(group).items()})
+                self.load_tensors({slot_name: mean[name] for name, slot_name in self.in_slot(group).items()})

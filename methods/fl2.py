@@ -86,10 +86,10 @@ class FL2(FixMatch):
     def pseudo_labelled(self, client: Site, p: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """Return the selected samples with labels ``y`` and the mask ``high`` of the consistency term."""
         self.log("tau", self.tau)
-        made = super().pseudo_labelled(client, p, labels, keep)
+        streams = super().pseudo_labelled(client, p, labels, keep)
         high = self.consistent(client, labels, p)
-        made["unlabelled"].fields = {"y": labels[keep], "high": high[keep]}
-        return made
+        streams["unlabelled"].fields = {"y": labels[keep], "high": high[keep]}
+        return streams
 
     def consistent(self, client: Site, labels: Tensor, probabilities: Tensor) -> Tensor:
         """Select the samples of the perturbation and the consistency term, bool ``[n]``: the highly confident ones."""
@@ -190,10 +190,10 @@ def lsaa_weights(taus: Sequence[float]) -> list[float]:
     return [1.0 / len(taus)] * len(taus) if total == 0 else [doubt / total for doubt in doubts]
 
 
-def gradients(loss: Tensor, at: Tensors, retain_graph: bool = False) -> dict[str, Tensor]:
+def gradients(loss: Tensor, weights: Tensors, retain_graph: bool = False) -> dict[str, Tensor]:
     """Gradients of the loss by tensor name; tensors that it does not depend on are left out."""
-    found = torch.autograd.grad(loss, list(at.values()), retain_graph=retain_graph, allow_unused=True)
-    return {name: gradient for name, gradient in zip(at, found, strict=True) if gradient is not None}
+    slopes = torch.autograd.grad(loss, list(weights.values()), retain_graph=retain_graph, allow_unused=True)
+    return {name: slope for name, slope in zip(weights, slopes, strict=True) if slope is not None}
 
 
 def asam(parameters: Tensors, gradients: Tensors, rho: float, eta: float = 0.01) -> dict[str, Tensor]:
@@ -208,15 +208,15 @@ def asam(parameters: Tensors, gradients: Tensors, rho: float, eta: float = 0.01)
         rho: radius of the ball, relative to the weights.
         eta: added to the weights' magnitude, so that zero weights are perturbed too.
     """
-    names = [name for name in parameters if name in gradients]
-    scales = [
-        parameters[name].detach().abs() + eta if "weight" in name else torch.ones_like(parameters[name])
-        for name in names
-    ]
-    scaled = [scale * gradients[name] for name, scale in zip(names, scales, strict=True)]
-    steps = [scale * slope for scale, slope in zip(scales, scaled, strict=True)]
-    factor = rho / (joint_norm(scaled) + 1e-16)
-    return {name: (wide(step) * factor).to(step.dtype) for name, step in zip(names, steps, strict=True)}
+    scales = {
+        name: weight.detach().abs() + eta if "weight" in name else torch.ones_like(weight)
+        for name, weight in parameters.items()
+        if name in gradients
+    }
+    scaled = {name: scale * gradients[name] for name, scale in scales.items()}
+    steps = {name: scale * scaled[name] for name, scale in scales.items()}
+    factor = rho / (joint_norm(list(scaled.values())) + 1e-16)
+    return {name: (wide(step) * factor).to(step.dtype) for name, step in steps.items()}
 
 
 def joint_norm(tensors: Sequence[Tensor]) -> Tensor:
@@ -226,5 +226,5 @@ def joint_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 def moved(weights: Tensors, eps: Tensors) -> dict[str, Tensor]:
     """Return ``W + eps`` as new leaf tensors by name; copies where eps has no entry."""
-    at = {name: weight + eps[name] if name in eps else weight.clone() for name, weight in weights.items()}
-    return {name: weight.detach().requires_grad_() for name, weight in at.items()}
+    w_star = {name: weight + eps[name] if name in eps else weight.clone() for name, weight in weights.items()}
+    return {name: weight.detach().requires_grad_() for name, weight in w_star.items()}

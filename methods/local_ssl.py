@@ -114,9 +114,9 @@ class LocalSSL(FedMethod):
         h = self.hparams
         streams = super().streams(data)
         if "unlabelled" in streams:
-            sizes = len(data.labelled), len(data.unlabelled)
-            rule = unlabelled_batch(*sizes, h.batch_size, self.few_steps, self.batch_cap)
-            streams["unlabelled"].batch_size = h.unlabelled_bs or rule
+            n_s, n_u = len(data.labelled), len(data.unlabelled)
+            size = unlabelled_batch(n_s, n_u, h.batch_size, self.few_steps, self.batch_cap)
+            streams["unlabelled"].batch_size = h.unlabelled_bs or size
             streams["unlabelled"].fields = {} if data.revealed is None else {"y": data.revealed}
         return streams
 
@@ -191,5 +191,6 @@ def unlabelled_batch(labelled: int, unlabelled: int, batch_size: int, few: tuple
         cap: a batch of this size or more is divided by 4.
     """
     steps = round(labelled / batch_size)
-    size = unlabelled // (few[1] if steps <= few[0] else steps) or unlabelled
+    steps = few[1] if steps <= few[0] else steps
+    size = unlabelled // steps or unlabelled
     return size // 4 if cap and size >= cap else size

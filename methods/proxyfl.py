@@ -107,10 +107,10 @@ class ProxyFL(JointSteps):
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
         """Return logits by field, and ``features [R, d]`` of all rows: labelled, weak, strong."""
-        seen: list[Tensor] = []
-        with classifier(self.model).register_forward_pre_hook(lambda _, given: seen.append(given[0])):
+        features: list[Tensor] = []
+        with classifier(self.model).register_forward_pre_hook(lambda _, inputs: features.append(inputs[0])):
             out = super().outputs(batch)
-        return {**out, "features": seen[-1]}
+        return {**out, "features": features[-1]}
 
     def unlabelled_loss(self, batch: Batch, out: Mapping[str, Tensor]) -> Tensor:
         """Return ``L_u + icpl_weight L_c``."""
@@ -139,10 +139,10 @@ class ProxyFL(JointSteps):
     def count(self, batch: Batch, labels: Tensor, decided: Tensor) -> None:
         """Count the classes of labelled and decided images over the steps of the last epoch."""
         classes = len(self.counts)
-        met = (one_hot(labels, classes) & decided[:, None]).sum(dim=0)
+        counts = (one_hot(labels, classes) & decided[:, None]).sum(dim=0)
         if "labelled" in batch:
-            met = met + one_hot(batch["labelled"]["y"], classes).sum(dim=0)
-        self.counts += self.last_epoch * met
+            counts = counts + one_hot(batch["labelled"]["y"], classes).sum(dim=0)
+        self.counts += self.last_epoch * counts
 
     def proxy_learning(self, batch: Batch, out: Mapping[str, Tensor], p: Tensor, decided: Tensor) -> Tensor:
         """L_c, where labelled rows only push others away.
@@ -153,13 +153,13 @@ class ProxyFL(JointSteps):
             p: the received model's probabilities of the weak views, ``[N, C]``.
             decided: ``[N]``.
         """
-        rows, known = [p, p], [decided, decided]
+        predictions, decisions = [p, p], [decided, decided]  # of the weak and the strong views
         if "labelled" in batch:
             p_x = self.received_predicts(batch["labelled"]["x"])
-            rows, known = [p_x, *rows], [p_x.amax(dim=1) >= self.hparams.threshold, *known]
-        every, known_rows = torch.cat(rows), torch.cat(known)
-        sets = class_sets(every, known_rows, self.prior)
-        weights = torch.where(known_rows[:, None], sets.to(every.dtype), every * sets)
+            predictions, decisions = [p_x, *predictions], [p_x.amax(dim=1) >= self.hparams.threshold, *decisions]
+        p_rows, decided_rows = torch.cat(predictions), torch.cat(decisions)
+        sets = class_sets(p_rows, decided_rows, self.prior)
+        weights = torch.where(decided_rows[:, None], sets.to(p_rows.dtype), p_rows * sets)
         assert self.feat_proj is not None and self.proxy_proj is not None
         z, w = self.feat_proj(out["features"].to(self.dtype)), self.proxy_proj(classifier(self.model).weight)
         return icpl(F.normalize(z), F.normalize(w), weights, sets)[-2 * len(p) :].mean()
@@ -189,8 +189,9 @@ class ProxyFL(JointSteps):
 
     def next_prior(self, counts: Tensor) -> Tensor:
         """Move the prior slowly towards the pooled class counts ``[M, C]`` of the clients."""
-        met = counts.sum(dim=0)
-        return torch.where(met.sum() > 0, KEEP * self.prior + (1.0 - KEEP) * met / met.sum().clamp_min(1), self.prior)
+        pooled = counts.sum(dim=0)
+        moved = KEEP * self.prior + (1.0 - KEEP) * pooled / pooled.sum().clamp_min(1)
+        return torch.where(pooled.sum() > 0, moved, self.prior)
 
     def tuned(self, rows: Tensor, proxies: Tensor) -> Tensor:
         """Run GPT of proxies ``[C, d]`` on the clients' rows ``[M, C, d]``, in ``gpt_epochs`` shuffled passes.
@@ -256,12 +257,12 @@ def tuned_proxies(rows: Tensor, proxies: Tensor, orders: Iterable[Tensor], lr: f
     """
     clients, classes = rows.shape[:2]
     rows, labels = rows.flatten(0, 1), torch.arange(classes).repeat(clients)
-    own, tuned = margin * F.one_hot(labels, classes), proxies.detach().clone()
+    margins, tuned = margin * F.one_hot(labels, classes), proxies.detach().clone()
     for order in orders:
         for batch in torch.split(order, ROWS):
             with torch.enable_grad():
                 tuned.requires_grad_()
-                loss = F.cross_entropy(-(distances(rows[batch], tuned) + own[batch]), labels[batch])
+                loss = F.cross_entropy(-(distances(rows[batch], tuned) + margins[batch]), labels[batch])
                 (slope,) = torch.autograd.grad(loss, tuned)
             tuned = tuned.detach() - lr * slope
     return tuned

@@ -56,7 +56,7 @@ class RSCFed(SharpenedTeacher):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        shares_out(self.hparams.labelled_weight_mode)
+        has_fixed_share(self.hparams.labelled_weight_mode)  # refuses an unknown mode
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """Return the labelled clients during warm-up, then ``subsets`` independent draws (Algorithm 1, line 3).
@@ -86,30 +86,31 @@ class RSCFed(SharpenedTeacher):
         """
         if self.is_warmup(uploads[0].visit.round):
             return super().weights(uploads)
-        h, fixed_share = self.hparams, shares_out(self.hparams.labelled_weight_mode)
-        states, sizes = [u.tensors for u in uploads], [u.weight for u in uploads]
+        h, fixed_share = self.hparams, has_fixed_share(self.hparams.labelled_weight_mode)
+        states, n = [u.tensors for u in uploads], [u.weight for u in uploads]
         labelled = [u.visit.labelled for u in uploads]
-        if min(sizes) <= 0:
-            raise ConfigError(f"clients of sizes {sizes}: the distance is divided by the number of images")
-        beta = h.dma_beta_labelled if any(labelled) else h.dma_beta_unlabelled
-        factors = [h.labelled_multiplier if has and not fixed_share else 1.0 for has in labelled]
-        prior = [n * a for n, a in zip(sizes, factors, strict=True)] if h.labelled_weight_mode == "squared" else sizes
+        if min(n) <= 0:
+            raise ConfigError(f"clients of sizes {n}: the distance is divided by the number of images")
+        a = [h.labelled_multiplier if has and not fixed_share else 1.0 for has in labelled]
+        prior = [n_i * a_i for n_i, a_i in zip(n, a, strict=True)] if h.labelled_weight_mode == "squared" else n
 
         average = weighted_mean(states, prior)  # Eq. 5
-        distances = torch.stack([tensor_distance(state, average, h.dma_distance) for state in states]).tolist()
+        d = torch.stack([tensor_distance(state, average, h.dma_distance) for state in states]).tolist()
 
         # Eq. 6: logarithms of the exponentials, shifted so that the largest exponential is 1. Normalising cancels the
         # shift; labelled and unlabelled clients have a shift each if they are normalised separately.
-        log_closeness = [-(beta if h.dma else 0.0) * d / size for d, size in zip(distances, sizes, strict=True)]
-        closeness = shifted_exponential(log_closeness, groups=labelled if fixed_share else [False] * len(sizes))
-        weights = [n * c * a for n, c, a in zip(prior, closeness, factors, strict=True)]
+        beta = h.dma_beta_labelled if any(labelled) else h.dma_beta_unlabelled
+        beta = beta if h.dma else 0.0
+        exponents = [-beta * d_i / n_i for d_i, n_i in zip(d, n, strict=True)]
+        closeness = shifted_exponential(exponents, groups=[fixed_share and has for has in labelled])
+        weights = [p_i * c_i * a_i for p_i, c_i, a_i in zip(prior, closeness, a, strict=True)]
         if fixed_share:
             weights = share_weights(weights, labelled, h.labelled_weight_mode)
         total = sum(weights)
         return [weight / total for weight in weights]
 
 
-def shares_out(mode: str) -> bool:
+def has_fixed_share(mode: str) -> bool:
     """Whether a ``labelled_weight_mode`` gives the labelled clients a fixed share instead of a factor.
 
     Raises:
@@ -123,12 +124,12 @@ def shares_out(mode: str) -> bool:
     return False
 
 
-def shifted_exponential(logarithms: Sequence[float], groups: Sequence[bool]) -> list[float]:
-    """``exp(l - m)``, where m is the largest logarithm of the same group."""
+def shifted_exponential(exponents: Sequence[float], groups: Sequence[bool]) -> list[float]:
+    """``exp(x - m)``, where m is the largest exponent of the same group."""
     largest: dict[bool, float] = {}
-    for value, group in zip(logarithms, groups, strict=True):
-        largest[group] = max(value, largest.get(group, -inf))
-    return [exp(value - largest[group]) for value, group in zip(logarithms, groups, strict=True)]
+    for x, group in zip(exponents, groups, strict=True):
+        largest[group] = max(x, largest.get(group, -inf))
+    return [exp(x - largest[group]) for x, group in zip(exponents, groups, strict=True)]
 
 
 def tensor_distance(a: State, b: State, total: str = "sum_tensor") -> Tensor:

@@ -56,7 +56,7 @@ class SAGE(JointSteps):
         m_l, m_g = c_l >= self.hparams.threshold, c_g >= self.hparams.threshold
         weight = soft_correction(c_l, c_g, self.hparams.kappa) * m_l
         self.tally("sage/weight", weight.mean())
-        t_l, t_g = (one_hot(labels, local.shape[1]) for labels in (y_l, y_g))
+        t_l, t_g = one_hot(y_l, local.shape[1]), one_hot(y_g, local.shape[1])
         return weight[:, None] * t_l + (1.0 - weight[:, None]) * t_g, m_l | m_g
 
 

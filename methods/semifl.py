@@ -62,12 +62,12 @@ class SemiFL(FixMatch):
 
     def pseudo_labelled(self, client: Site, p: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """Return the fix set, and a mix set of as many draws with replacement, redrawn in every local epoch."""
-        made = super().pseudo_labelled(client, p, labels, keep)
-        fix = made["unlabelled"]
+        streams = super().pseudo_labelled(client, p, labels, keep)
+        fix = streams["unlabelled"]
         if self.hparams.mix_weight and len(fix):
             fix.views = {"weak": "weak", "strong": "strong"}
-            made["mix"] = self.mix_set(client, labels, keep)
-        return made
+            streams["mix"] = self.mix_set(client, labels, keep)
+        return streams
 
     def mix_set(self, client: Site, labels: Tensor, keep: Tensor) -> Stream:
         """Draw partners from all of the client's images, labelled by their arg max."""

@@ -20,12 +20,12 @@ class AllImages(FedDB):
 
     def pseudo_labelled(self, client: Site, p: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """As in ``FedDB``, with the share of confident images."""
-        made = super().pseudo_labelled(client, p, labels, keep)
-        fields = made["unlabelled"].fields
-        made["unlabelled"].fields = {**fields, "share": keep.float().mean().expand(len(fields["y"]))}
-        return made
+        streams = super().pseudo_labelled(client, p, labels, keep)
+        fields = streams["unlabelled"].fields
+        streams["unlabelled"].fields = {**fields, "share": keep.float().mean().expand(len(fields["y"]))}
+        return streams
 
-    def followed(self, client: Site, streams: Mapping[str, Stream]) -> Tensor:
+    def app_u_images(self, client: Site, streams: Mapping[str, Stream]) -> Tensor:
         """Return all images."""
         return client.data.unlabelled
 

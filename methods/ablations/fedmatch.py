@@ -53,9 +53,9 @@ class OwnEntriesKept(FedMatch):
         sides entries of psi up to ``l1_threshold`` then count as 0. Empty if the client has no weights yet.
         """
         new, merged = self.by_name(server_weights), {}
-        for name, own in self.kept(client).items():
-            taken = differs(self.compared(name, new[name]), self.compared(name, own), self.hparams.delta)
-            merged[name] = torch.where(taken, new[name], own), taken
+        for name, old in self.kept(client).items():
+            taken = differs(self.compared(name, new[name]), self.compared(name, old), self.hparams.delta)
+            merged[name] = torch.where(taken, new[name], old), taken
         return merged
 
     def kept(self, client: int) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from datamodules.base import FSSLDataModule
 from datamodules.partition.roster import Roster
 from methods.base import Site, Stream
 from methods.fl2 import FL2, Tensors, gradients, joint_norm, moved
-from methods.parts.server import BATCH, LABELLED_BATCH, batches
+from methods.parts.server import LABELLED_BATCH, POOL_BATCH, batches
 from methods.parts.tensors import divergence, masked_mean, wide
 
 
@@ -61,9 +61,9 @@ class WeakTarget(FL2):
 
     def pseudo_labelled(self, client: Site, p: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """Return the streams of ``FL2`` with a weak view beside the strong one."""
-        made = super().pseudo_labelled(client, p, labels, keep)
-        made["unlabelled"].views = {"weak": "weak", "strong": "strong"}
-        return made
+        streams = super().pseudo_labelled(client, p, labels, keep)
+        streams["unlabelled"].views = {"weak": "weak", "strong": "strong"}
+        return streams
 
     def consistency(self, samples: Tensors, logits: Tensor, logits_star: Tensor) -> Tensor:
         """L_cs against the weak view."""
@@ -104,13 +104,13 @@ class AsWritten(FL2):
         if not self.active:
             yield from super().norm_batches(data)
         for client in map(data.client, self.active):
-            yield from batches(torch.cat([client.labelled, client.unlabelled]), BATCH)
+            yield from batches(torch.cat([client.labelled, client.unlabelled]), POOL_BATCH)
 
     def pseudo_labelled(self, client: Site, p: Tensor, labels: Tensor, keep: Tensor) -> dict[str, Stream]:
         """Return all samples with labels ``y``, the selected ones as ``keep``, and the mask ``high``."""
-        made = super().pseudo_labelled(client, p, labels, torch.ones_like(keep))
-        made["unlabelled"].fields = {**made["unlabelled"].fields, "keep": keep}
-        return made
+        streams = super().pseudo_labelled(client, p, labels, torch.ones_like(keep))
+        streams["unlabelled"].fields = {**streams["unlabelled"].fields, "keep": keep}
+        return streams
 
     def unlabelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
         """L_a: mean over the selected samples of the batch."""

@@ -43,19 +43,19 @@ class AsPrinted(ProxyFL):
         sets = class_sets(p, decided, self.prior)
         pull = out["weak"].detach().clamp_min(0) * sets
         weights = torch.where(decided[:, None], sets.to(p.dtype), pull / pull.sum(dim=1, keepdim=True).clamp_min(1e-12))
-        every, drawn, first = [sets, sets], [weights, torch.zeros_like(weights)], 0
+        all_sets, all_weights = [sets, sets], [weights, torch.zeros_like(weights)]  # of the weak and the strong views
         if "labelled" in batch:
-            own = one_hot(batch["labelled"]["y"], sets.shape[1])
-            every, drawn, first = [own, *every], [own.to(p.dtype), *drawn], len(own)
+            y = one_hot(batch["labelled"]["y"], sets.shape[1])
+            all_sets, all_weights = [y, *all_sets], [y.to(p.dtype), *all_weights]
         z, w = out["features"].to(self.dtype), classifier(self.model).weight
-        losses = icpl(z, w, torch.cat(drawn), torch.cat(every), least=-torch.inf)[first : first + len(p)]
+        losses = icpl(z, w, torch.cat(all_weights), torch.cat(all_sets), least=-torch.inf)[-2 * len(p) : -len(p)]
         return masked_mean(losses, decided) + masked_mean(losses, ~decided)
 
     def next_prior(self, counts: Tensor) -> Tensor:
         """Average the class shares of the clients with any counts."""
-        met = counts.sum(dim=1, keepdim=True)
-        shares = (counts / met.clamp_min(1)).sum(dim=0) / (met > 0).sum().clamp_min(1)
-        return torch.where(met.sum() > 0, shares, self.prior)
+        sums = counts.sum(dim=1, keepdim=True)
+        shares = (counts / sums.clamp_min(1)).sum(dim=0) / (sums > 0).sum().clamp_min(1)
+        return torch.where(sums.sum() > 0, shares, self.prior)
 
     def margin(self, proxies: Tensor) -> float:
         """Return 0: there is no margin."""
@@ -76,6 +76,5 @@ class ReleasedWeights(ProxyFL):
         """As ``ProxyFL``, but for the weight."""
         upload = super().make_upload(client)
         if upload is not None:
-            data = client.data
-            upload.weight = float(self.repeats * len(data.labelled) + len(data.unlabelled))
+            upload.weight = float(self.repeats * len(client.data.labelled) + len(client.data.unlabelled))
         return upload

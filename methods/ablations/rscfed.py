@@ -9,6 +9,5 @@ class LabelledInEverySubset(RSCFed):
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """Draw subsets; if one has no labelled client, its last client is replaced by the first labelled one."""
-        subsets = super().select_clients(round, roster)
-        labelled = list(roster.labelled)
-        return [subset if set(subset) & set(labelled) else [*subset[:-1], labelled[0]] for subset in subsets]
+        subsets, labelled = super().select_clients(round, roster), roster.labelled
+        return [[*subset[:-1], labelled[0]] if set(subset).isdisjoint(labelled) else subset for subset in subsets]

@@ -77,12 +77,12 @@ def build(
 
     check(name, options)
     factory = network(name)
-    known, _ = _arguments(factory)
-    if in_features is not None and name in MODELS and "in_features" not in known:
+    arguments, _ = _arguments(factory)
+    if in_features is not None and name in MODELS and "in_features" not in arguments:
         raise ConfigError(f"model {name} takes images, the data has feature vectors; choose --model linear or mlp")
     shape = {"in_channels": in_channels, "image_size": image_size, "in_features": in_features}
     try:
-        model = factory(num_classes=num_classes, **{k: v for k, v in shape.items() if k in known}, **options)
+        model = factory(num_classes=num_classes, **{k: v for k, v in shape.items() if k in arguments}, **options)
     except BenchError:
         raise
     except Exception as error:
@@ -102,18 +102,19 @@ def check(name: str, options: Iterable[str]) -> None:
         ConfigError: unknown name (suggests the closest one), a path that cannot be imported or is not a network, an
             unknown option, or a network that does not take the number of classes.
     """
-    known, takes_any = _arguments(network(name))
-    if extra := [option for option in options if option not in (*known, *SHAPE) and not takes_any]:
-        raise ConfigError(f"model {name}: unknown option {', '.join(extra)}; it has {', '.join(known)}")
-    if "num_classes" not in known and not takes_any:
+    arguments, takes_any = _arguments(network(name))
+    extra = [option for option in options if option not in (*arguments, *SHAPE)]
+    if extra and not takes_any:
+        raise ConfigError(f"model {name}: unknown option {', '.join(extra)}; it has {', '.join(arguments)}")
+    if "num_classes" not in arguments and not takes_any:
         raise ConfigError(f"model {name}: it has no argument num_classes, so it cannot be used as a classifier")
 
 
 def _arguments(factory: "Callable[..., nn.Module]") -> tuple[list[str], bool]:
     """Names of the arguments of a network, and whether it takes any others as well."""
     parameters = inspect.signature(factory).parameters.values()
-    known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return known, any(p.kind is p.VAR_KEYWORD for p in parameters)
+    names = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return names, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _imported(path: str) -> "Callable[..., nn.Module]":
@@ -125,8 +126,8 @@ def _imported(path: str) -> "Callable[..., nn.Module]":
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise ConfigError(f"model {path}: names from the standard library are refused as models")
     factory = plugin(path, f"model {path}")
-    own = inspect.isclass(factory) and issubclass(factory, nn.Module)
-    if not (own or inspect.isfunction(factory) or isinstance(factory, partial)):
+    is_module = inspect.isclass(factory) and issubclass(factory, nn.Module)
+    if not (is_module or inspect.isfunction(factory) or isinstance(factory, partial)):
         kind = "a class" if inspect.isclass(factory) else f"a {type(factory).__name__}"
         raise ConfigError(f"model {path}: this is {kind}; name a subclass of torch.nn.Module, or a function")
     return cast("Callable[..., nn.Module]", factory)

@@ -41,19 +41,19 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
         super().__init__(num_features, eps=eps, momentum=None)
         self.estimated = False
         self.measures = False  # whether forward stores the batch's statistics
-        self._told_by: Tensor | None = None
+        self._last_count: Tensor | None = None
 
     def note(self, count: Tensor) -> None:
         """Update from ``num_batches_tracked``, or a value about to be copied into it, whether statistics exist.
 
         Each tensor is read only once: all clients of a round load the same one.
         """
-        if count is not self._told_by:
-            self.estimated, self._told_by = bool(count), count
+        if count is not self._last_count:
+            self.estimated, self._last_count = bool(count), count
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self.estimated, self._told_by = bool(self.num_batches_tracked), None
+        self.estimated, self._last_count = bool(self.num_batches_tracked), None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [B, C, H, W] per channel."""
@@ -75,10 +75,10 @@ def frozen(model: nn.Module) -> Iterator[str]:
     """Yield the names of tensors that no training changes: parameters that need no gradient, and buffers of parts in
     evaluation mode, unless these are measured apart."""
     for prefix, part in model.named_modules():
-        own = [name for name, tensor in part.named_parameters(recurse=False) if not tensor.requires_grad]
+        names = [name for name, tensor in part.named_parameters(recurse=False) if not tensor.requires_grad]
         if not part.training and not isinstance(part, StaticBatchNorm2d):
-            own += [name for name, _ in part.named_buffers(recurse=False)]
-        yield from (f"{prefix}.{name}".lstrip(".").replace("_orig_mod.", "") for name in own)
+            names += [name for name, _ in part.named_buffers(recurse=False)]
+        yield from (f"{prefix}.{name}".lstrip(".").replace("_orig_mod.", "") for name in names)
 
 
 def normalisation(kind: Norm, channels: int, groups: int = 32) -> nn.Module:
@@ -136,16 +136,16 @@ def reestimate(
         model(view(batch) if view else batch)
         return [buffer.clone() for buffer in buffers]
 
-    found: list[list[Tensor]] = []
+    statistics: list[list[Tensor]] = []
     try:
-        found = spread(measure, batches)
+        statistics = spread(measure, batches)
     finally:
         for layer in layers:
             layer.measures = False
-            layer.get_buffer("num_batches_tracked").fill_(len(found))
-            layer.estimated, layer._told_by = bool(found), None
+            layer.get_buffer("num_batches_tracked").fill_(len(statistics))
+            layer.estimated, layer._last_count = bool(statistics), None
         model.train(training)
-    if not found:
+    if not statistics:
         raise RunError("static batch normalisation: there is no batch to estimate from; give at least one image")
-    for buffer, *measured in zip(buffers, *found, strict=True):
-        buffer.copy_(sum(measured) / len(found))
+    for buffer, values in zip(buffers, zip(*statistics, strict=True), strict=True):
+        buffer.copy_(sum(values) / len(values))

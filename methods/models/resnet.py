@@ -48,9 +48,9 @@ class ResNet18(Backbone):
         head_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        for option, value, known in (("stem", stem, get_args(Stem)), ("head", head, get_args(Head))):
-            if value not in known:
-                raise ConfigError(f"ResNet-18: {option}={value!r} is unknown; choose one of {', '.join(known)}")
+        for option, value, choices in (("stem", stem, get_args(Stem)), ("head", head, get_args(Head))):
+            if value not in choices:
+                raise ConfigError(f"ResNet-18: {option}={value!r} is unknown; choose one of {', '.join(choices)}")
         self.backbone: ResNet = _small_image_resnet18(in_channels) if stem == "cifar" else resnet18()
         if stem == "imagenet" and in_channels != 3:
             self.backbone.conv1 = nn.Conv2d(in_channels, 64, 7, 2, 3, bias=False)

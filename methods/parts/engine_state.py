@@ -32,7 +32,7 @@ FRAMEWORK = frozenset(
 """Columns reserved by the framework; with automatic optimisation also ``loss``."""
 
 
-def own_column(name: str, automatic: bool) -> str:
+def column_of(name: str, automatic: bool) -> str:
     """Return the column of a logged value: its name, or ``logged/<name>`` if the framework reserves that name.
 
     Two names never share a column.
@@ -41,18 +41,18 @@ def own_column(name: str, automatic: bool) -> str:
         name: name given by the method.
         automatic: whether the framework takes the steps and logs their ``loss``.
     """
-    taken = name in FRAMEWORK or name.startswith(("server/", APART)) or (automatic and name == "loss")
-    return f"{APART}{name}" if taken else name
+    reserved = name in FRAMEWORK or name.startswith(("server/", APART)) or (automatic and name == "loss")
+    return f"{APART}{name}" if reserved else name
 
 
 Logged = tuple[str, torch.Size, torch.dtype]
 """Name, shape and type of a logged value."""
 
 
-def different_shapes(name: str, one: torch.Size, here: str, other: torch.Size, there: str) -> str:
+def different_shapes(name: str, first: torch.Size, here: str, second: torch.Size, there: str) -> str:
     """Error message for a value logged in two shapes, which cannot be averaged."""
     return (
-        f"{name!r} is logged in the shape {list(one)} {here}, and in the shape {list(other)} {there}; log one shape "
+        f"{name!r} is logged in the shape {list(first)} {here}, and in the shape {list(second)} {there}; log one shape "
         "under one name"
     )
 
@@ -144,7 +144,7 @@ def step_numbers(cls: type) -> Iterator[StepNumber]:
 
 def state_of(module: nn.Module, keep_vars: bool = False) -> dict[str, Tensor]:
     """Return a module's ``state_dict``, with the names that parts have before they are compiled."""
-    return {name.replace("_orig_mod.", ""): one for name, one in module.state_dict(keep_vars=keep_vars).items()}
+    return {name.replace("_orig_mod.", ""): value for name, value in module.state_dict(keep_vars=keep_vars).items()}
 
 
 class RegisteredTensors:

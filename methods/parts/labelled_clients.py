@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from math import inf
+from math import inf, nan
 from typing import Any, Literal
 
 import torch
@@ -105,10 +105,10 @@ def share_weights(sizes: Sequence[float], labelled: Sequence[bool], mode: str = 
     """
     kind, value = read_mode(mode)
     clients = list(zip(sizes, labelled, strict=True))
-    totals = {side: sum(size for size, has in clients if has is side) for side in (True, False)}
-    if kind == "share" and all(totals.values()):
-        parts = {True: value, False: 1.0 - value}
-        return [size / totals[has] * parts[has] for size, has in clients]
+    labelled_sum = sum(size for size, has in clients if has)
+    unlabelled_sum = sum(size for size, has in clients if not has)
+    if kind == "share" and labelled_sum and unlabelled_sum:
+        return [size / labelled_sum * value if has else size / unlabelled_sum * (1.0 - value) for size, has in clients]
     factor = value if kind == "multiplier" else 1.0
     return [size * factor if has else float(size) for size, has in clients]
 
@@ -125,9 +125,9 @@ def read_mode(mode: str) -> tuple[str, float]:
     try:
         value = float(number)
     except ValueError:
-        value = -1.0
-    highest = {"share": 1.0, "multiplier": inf}.get(kind, -inf)
-    if not 0.0 <= value <= highest or value == inf:
+        value = nan
+    in_range = {"share": 0.0 <= value <= 1.0, "multiplier": 0.0 <= value < inf}
+    if not in_range.get(kind):
         raise ConfigError(f"weights {mode!r}: write share:<0..1>, multiplier:<factor> or plain")
     return kind, value
 
@@ -154,8 +154,8 @@ def residual_connection(
     if alpha == 0 or not (mixes or (first and index == 0)):
         return
     fixed = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    before, now = reference.state_dict(), model.state_dict()
-    for old, new in [(before[name], now[name]) for name in now if name not in fixed]:
+    old, new = reference.state_dict(), model.state_dict()
+    for name in [key for key in new if key not in fixed]:
         if mixes:
-            new.copy_(alpha * old + (1.0 - alpha) * new)
-        old.copy_(new)
+            new[name].copy_(alpha * old[name] + (1.0 - alpha) * new[name])
+        old[name].copy_(new[name])

@@ -66,8 +66,8 @@ class MeanTeacher(FedMethod):
 
     def local_work(self, client: Site) -> LocalWork:
         """Pass over the client's data as often as its kind of client does."""
-        own = self.hparams.labelled_epochs if self.visit.labelled else None
-        return [Pass(self.streams(client.data))] * int(self.hparams.local_epochs if own is None else own)
+        epochs = self.hparams.labelled_epochs if self.visit.labelled else None
+        return [Pass(self.streams(client.data))] * int(self.hparams.local_epochs if epochs is None else epochs)
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
         """Return the streams, during warm-up only the labelled one."""
@@ -83,9 +83,9 @@ class MeanTeacher(FedMethod):
         super().on_train_start()
         self.teacher.eval()
         if not self.is_warmup(self.visit.round):
-            received, new = self.model.state_dict(), self.teacher_step == 0
+            received, is_new = self.model.state_dict(), self.teacher_step == 0
             for name, value in self.teacher.state_dict().items():
-                value.copy_(torch.where(new, received[name], value))
+                value.copy_(torch.where(is_new, received[name], value))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss on labels plus that on unlabelled images."""

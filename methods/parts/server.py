@@ -15,7 +15,7 @@ from methods.base import FedMethod, Pass, Site, Stream, Upload
 from methods.models.norm import reestimate
 from methods.parts.aggregation import weighted_mean
 
-LABELLED_BATCH, BATCH, STREAM_BATCH = 10, 2048, 250
+LABELLED_BATCH, POOL_BATCH, STREAM_BATCH = 10, 2048, 250
 
 
 class RoundSchedule(FedMethod):
@@ -81,11 +81,11 @@ class ServerMomentum(RoundSchedule):
         """Average, then apply the server's momentum; tensors that no client returned stay unchanged."""
         mean = weighted_mean([upload.tensors for upload in uploads], self.weights(uploads))
         if momentum := self.hparams.server_momentum:
-            for name, pace in self.velocity.named_parameters():
-                if (own := f"model.{name}") in mean:
-                    sent = self.model.get_parameter(name)
-                    mean[f"velocity.{name}"] = momentum * pace + (sent - mean[own])
-                    mean[own] = sent - mean[f"velocity.{name}"]
+            for name, m in self.velocity.named_parameters():
+                if f"model.{name}" in mean:
+                    w, w_mean = self.model.get_parameter(name), mean[f"model.{name}"]
+                    mean[f"velocity.{name}"] = momentum * m + (w - w_mean)
+                    mean[f"model.{name}"] = w - mean[f"velocity.{name}"]
         self.load_tensors(mean)
 
 
@@ -96,7 +96,7 @@ class StaticNorms(FedMethod):
     costs nothing for networks without static norms.
     """
 
-    retired = {"sbn_scope": "all", "sbn_order": "class_sorted", "sbn_batch": BATCH}
+    retired = {"sbn_scope": "all", "sbn_order": "class_sorted", "sbn_batch": POOL_BATCH}
 
     @torch.no_grad()
     def refresh_norm(self, data: FSSLDataModule) -> None:
@@ -107,7 +107,7 @@ class StaticNorms(FedMethod):
     def norm_batches(self, data: FSSLDataModule) -> Iterator[Tensor]:
         """Yield the positions of the images used for the statistics, batch by batch."""
         yield from batches(all_labelled(data), LABELLED_BATCH)
-        yield from batches(data.pool(), BATCH)
+        yield from batches(data.pool(), POOL_BATCH)
 
 
 class OneStream(StaticNorms):

@@ -49,8 +49,8 @@ def smoothed_divergence(targets: Tensor, logits: Tensor, eps: float = 1e-10) -> 
 
 def divergence(target: Tensor, logits: Tensor) -> Tensor:
     """Per-sample ``KL(softmax(target) || softmax(logits))``, ``[B]``; both arguments ``[B, C]``."""
-    logs = logits.log_softmax(dim=1), target.log_softmax(dim=1)
-    return F.kl_div(*logs, reduction="none", log_target=True).sum(dim=1)
+    log_p, log_t = logits.log_softmax(dim=1), target.log_softmax(dim=1)
+    return F.kl_div(log_p, log_t, reduction="none", log_target=True).sum(dim=1)
 
 
 def proximal_term(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:

@@ -2,15 +2,15 @@
 
 import torch
 
-from methods.parts.engine_state import Tally, own_column
+from methods.parts.engine_state import Tally, column_of
 
 
 def test_no_two_names_share_a_column() -> None:
     """Neither among a method's values, nor with the framework's."""
     names = ["loss", "acc", "logged/acc", "logged/logged/acc", "server/x", "x", "pseudo/certain", "pseudo/right"]
     for automatic in (True, False):
-        assert len({own_column(name, automatic) for name in names}) == len(names)
-    assert own_column("loss", automatic=False) == "loss" and own_column("pseudo/certain", True) == "pseudo/certain"
+        assert len({column_of(name, automatic) for name in names}) == len(names)
+    assert column_of("loss", automatic=False) == "loss" and column_of("pseudo/certain", True) == "pseudo/certain"
 
 
 def test_sums_of_short_numbers_are_wide() -> None:
