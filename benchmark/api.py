@@ -105,12 +105,12 @@ class Result:
             RunError: the run's folder has no weights, or their file is damaged.
             DataError: see ``data``.
         """
-        held = self.exported
-        weights = held.weights if held else read_weights((self.path or Path()) / WEIGHTS)
-        known = held.input if held else {}
-        clients, images = (known.get(name) or getattr(self.data, name) for name in SIZES)
+        exported = self.exported
+        weights = exported.weights if exported else read_weights((self.path or Path()) / WEIGHTS)
+        recorded = exported.input if exported else {}
+        sizes = {name: recorded.get(name) or getattr(self.data, name) for name in SIZES}
         with torch.random.fork_rng(devices=[]):  # leaves the caller's random state unchanged
-            method = make_method(self.run, self.data, clients, images).to(dtype=self.data.dtype)
+            method = make_method(self.run, self.data, **sizes).to(dtype=self.data.dtype)
         method.load_tensors(weights)
         method._engine.autocast = _fabric(self.config.precision, "cpu").autocast
         return method.eval()
@@ -134,8 +134,8 @@ class Result:
         """
         blocks = torch.split(torch.as_tensor(images), self.method.eval_batch)
         with torch.inference_mode(), self.method.autocast():
-            found = [self.method.predict(self.data.see(block)).argmax(dim=1).cpu() for block in blocks]
-        return torch.cat(found).numpy()
+            classes = [self.method.predict(self.data.see(block)).argmax(dim=1).cpu() for block in blocks]
+        return torch.cat(classes).numpy()
 
     def test(self) -> dict[str, float]:
         """Compute the metrics of ``method`` on the test images again, in percent; reads the data set.
@@ -195,8 +195,8 @@ def fit(
     else:
         runtime = {"devices": 1, **runtime, "results_dir": str(results_dir)}
     values = {
-        "method": {"class_path": _named(method), "init_args": dict(method_args or {})},
-        "data": {"class_path": _named(data), "init_args": dict(data_args or {})},
+        "method": {"class_path": _class_path(method), "init_args": dict(method_args or {})},
+        "data": {"class_path": _class_path(data), "init_args": dict(data_args or {})},
         **options,
         "runtime": runtime,
     }
@@ -216,11 +216,11 @@ def load_run(path: str | Path, data_dir: str = "data") -> Result:
         ConfigError: the current code does not know its configuration.
     """
     path = Path(path)
-    held = read_exported(path) if path.is_file() else None
-    record, rows = (held.record, held.rows) if held else (read_record(path), read_rows(path))
+    exported = read_exported(path) if path.is_file() else None
+    record, rows = (exported.record, exported.rows) if exported else (read_record(path), read_rows(path))
     config = from_dict({**record["config"], "runtime": {"data_dir": data_dir}})
     run = Run(record["run_id"], config)  # not `Run.of`: its classes need not be available
-    return Result(run, rows, path=None if held else path, averaged=record.get("averaged"), exported=held)
+    return Result(run, rows, path=None if exported else path, averaged=record.get("averaged"), exported=exported)
 
 
 def load_runs(results_dir: str | Path = "results") -> pd.DataFrame:
@@ -256,7 +256,7 @@ def load_rounds(paper: str, scale: str, results_dir: str | Path = "results") -> 
     return frame.rounds(suite, suite.matching([], scale), scale, results_dir)
 
 
-class _Rows:
+class _RowCollector:
     """Callback that collects the evaluated rounds."""
 
     def __init__(self) -> None:
@@ -268,16 +268,16 @@ class _Rows:
 
 
 def _in_memory(run: Run) -> Result:
-    runtime, rows = run.config.runtime, _Rows()
+    runtime, collector = run.config.runtime, _RowCollector()
     fabric = _fabric(run.config.precision, accelerator_here(runtime.accelerator))
     fabric.launch()
-    given = min(torch.get_num_threads(), free_threads()) if runtime.threads == "auto" else runtime.threads
-    with threads(given), torch.random.fork_rng(devices=[]):
+    num_threads = min(torch.get_num_threads(), free_threads()) if runtime.threads == "auto" else runtime.threads
+    with threads(num_threads), torch.random.fork_rng(devices=[]):
         method, data = make(run, fabric.device)
-        federation = assemble(run, method, data, fabric, [rows, *callbacks(runtime.callbacks)])
+        federation = assemble(run, method, data, fabric, [collector, *callbacks(runtime.callbacks)])
         federation.run()
         federation.become_server()
-    result = Result(run, rows.rows, averaged=federation.averaged)
+    result = Result(run, collector.rows, averaged=federation.averaged)
     result.method, result.data = method.eval(), data
     return result
 
@@ -290,12 +290,12 @@ def _fabric(precision: str, accelerator: str) -> Fabric:
 
 
 def _on_disk(run: Run) -> Result:
-    named = (run.config.model, str(run.config.data.init_args.get("pipeline")))
-    alone = [path_of(cls) for cls in map(run.class_of, KINDS) if not is_importable(cls)]
-    alone += [path for path in named if path.startswith("__main__.")]
-    if alone:
+    paths = (run.config.model, str(run.config.data.init_args.get("pipeline")))
+    local = [path_of(cls) for cls in map(run.class_of, KINDS) if not is_importable(cls)]
+    local += [path for path in paths if path.startswith("__main__.")]
+    if local:
         raise ConfigError(
-            f"{alone[0]} cannot be imported by others, so a record of it would be meaningless: put it into a module, "
+            f"{local[0]} cannot be imported by others, so a record of it would be meaningless: put it into a module, "
             "or leave results_dir out"
         )
     with threads("auto"), torch.random.fork_rng(devices=[]):  # the caller's stay as they are
@@ -303,8 +303,8 @@ def _on_disk(run: Run) -> Result:
     return load_run(path, run.config.runtime.data_dir)
 
 
-def _named(given: str | type) -> str:
-    return given if isinstance(given, str) else register_local(given)
+def _class_path(cls: str | type) -> str:
+    return cls if isinstance(cls, str) else register_local(cls)
 
 
 def _plain(value: Any) -> Any:

@@ -76,12 +76,13 @@ def _run(argv: Sequence[str]) -> int:
         print(f"fssl-bench {package_version()} ({code_version()})")
         return 0
     check_left_over()
-    chosen = _parsed(arguments)
-    command, options = chosen.subcommand, chosen[chosen.subcommand]
-    if dotted and command not in WITH_DOTTED:
+    parsed = _parsed(arguments)
+    command, options = parsed.subcommand, parsed[parsed.subcommand]
+    if command in WITH_DOTTED:
+        return int(MODULES[command].run(options, dotted))
+    if dotted:
         raise ConfigError(f"{command} takes no --{next(iter(dotted))}: what a table runs is in its suite file")
-    given = (options, dotted) if command in WITH_DOTTED else (options,)
-    return int(MODULES[command].run(*given))
+    return int(MODULES[command].run(options))
 
 
 def split_dotted(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -93,20 +94,20 @@ def split_dotted(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     dotted: dict[str, Any] = {}
     arguments = iter(argv)
     for argument in arguments:
-        name, given, value = argument.partition("=")
+        name, equals, value = argument.partition("=")
         if not name.startswith("--"):
             rest.append(argument)
             continue
         name = name[2:].replace("-", "_")
         head, dot, _ = name.partition(".")
         if not dot or head not in (*KINDS, *MAPPINGS):
-            if name == "slurm" and not given:  # options of sbatch, spelled as they are
-                given, value = "=", next(arguments, "")
-            rest.append(f"--{name}{given}{value}")
+            if name == "slurm" and not equals:  # options of sbatch, spelled as they are
+                equals, value = "=", next(arguments, "")
+            rest.append(f"--{name}{equals}{value}")
             continue
-        if not given:
+        if not equals:
             value = next(arguments, "")
-        if not value or (not given and value.startswith("--")):
+        if not value or (not equals and value.startswith("--")):
             names = f": {', '.join(known_names(KINDS[head]))}" if name == f"{head}.help" and head in KINDS else ""
             raise ConfigError(f"--{name} needs a value{names}")
         dotted[name] = value if head in KINDS else read_value(value)
@@ -122,7 +123,7 @@ def _parsed(arguments: list[str]) -> Namespace:
     except ArgumentError as error:
         message = one_line(error).replace(f" {arguments[0]}.", " --") if arguments else one_line(error)
         if wrong := re.search(r'Parser key "(?:\w+\.)?(\w+)".* value: (.*?)$', message):  # a value of the wrong type
-            option = next(one for one in command._actions if one.dest == wrong[1])
+            option = next(action for action in command._actions if action.dest == wrong[1])
             expected = type_in_words(getattr(option, "_typehint", None) or option.type)
             message = f"{'--' if option.option_strings else ''}{wrong[1]} {wrong[2]}: expected {expected}"
         raise ConfigError(f"{message} (`--help` lists the options; those of classes are --method.NAME ...)") from None

@@ -142,7 +142,7 @@ class RunConfig:
             raise ConfigError("report is averaged, but nothing is averaged: give average_last, a number of rounds")
 
 
-USUAL = RunConfig(ClassSpec(""), ClassSpec(""))
+DEFAULTS = RunConfig(ClassSpec(""), ClassSpec(""))
 """The defaults of a configuration, besides the classes."""
 
 
@@ -211,40 +211,39 @@ def run_id(config: RunConfig) -> str:
     for slot, kind in KINDS.items():
         spec: ClassSpec = getattr(config, slot)
         cls = find_class(spec.class_path, kind)
-        usual = _defaults(cls, slot)
-        changed = {name: value for name, value in spec.init_args.items() if name not in usual or value != usual[name]}
+        defaults = _defaults(cls, slot).items()
+        changed = {name: value for name, value in spec.init_args.items() if (name, value) not in defaults}
         plain[slot] = {"class_path": path_of(cls), "init_args": changed}
     others = {f.name for f in fields(RunConfig)} - {*KINDS, "runtime"}
-    plain |= {name: value for name in others if (value := getattr(config, name)) != getattr(USUAL, name)}
+    plain |= {name: getattr(config, name) for name in others if getattr(config, name) != getattr(DEFAULTS, name)}
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 def differences(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
     """Where a recorded identity and a resolved configuration are ``apart``: ``option: recorded with ..., now ...``."""
-    found = apart(recorded, identity(config))
-    return [f"{name}: recorded with {old}, now {new}" for name, (old, new) in found.items()]
+    changed = apart(recorded, identity(config))
+    return [f"{name}: recorded with {old}, now {new}" for name, (old, new) in changed.items()]
 
 
-def apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Options in which two recorded identities differ, with both values: ``{"method.lr": (0.1, 0.3)}``.
 
     An option that only one of them has was added or removed since, and does not count. Those of network and roster are
     recorded only where they are given, so that one which is missing, here ``None``, counts.
     """
-    first, second = spelled(one), spelled(other)
-    names = [name for name in {**first, **second} if name.startswith(GIVEN) or (name in first and name in second)]
-    both = {name: (first.get(name), second.get(name)) for name in names}
-    return {name: (old, new) for name, (old, new) in both.items() if old != new}
+    old, new = as_options(first), as_options(second)
+    names = [name for name in old | new if name.startswith(GIVEN) or (name in old and name in new)]
+    return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
 
 
-def spelled(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+def as_options(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """An identity as options of the command line: ``{"method.lr": 0.1, "rounds": 12, ...}``."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for key, value in values.items():
         name = path if key == "init_args" else f"{path}.{key}" if path else key
-        found |= spelled(value, name) if isinstance(value, Mapping) else {name: value}
-    return found
+        options |= as_options(value, name) if isinstance(value, Mapping) else {name: value}
+    return options
 
 
 @cache
@@ -318,13 +317,13 @@ def with_pipeline(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Nothing changes if it has a pipeline already, or if the data set has a default of its own, such as feature vectors.
     """
-    method, data = (class_spec(slot, values.get(slot)) for slot in KINDS)
-    named = find_class(method.class_path, KINDS["method"]).pipeline  # type: ignore[attr-defined]
-    if named is None or "pipeline" in data.init_args:
+    method, data = class_spec("method", values.get("method")), class_spec("data", values.get("data"))
+    pipeline = find_class(method.class_path, KINDS["method"]).pipeline  # type: ignore[attr-defined]
+    if pipeline is None or "pipeline" in data.init_args:
         return dict(values)
-    own = _defaults(find_class(data.class_path, KINDS["data"]), "data").get("pipeline")
-    usual = signature(imported(KINDS["data"].base)).parameters["pipeline"].default
-    return apply(values, {"data.pipeline": named}) if own == usual else dict(values)
+    default = _defaults(find_class(data.class_path, KINDS["data"]), "data").get("pipeline")
+    base_default = signature(imported(KINDS["data"].base)).parameters["pipeline"].default
+    return apply(values, {"data.pipeline": pipeline}) if default == base_default else dict(values)
 
 
 def class_spec(slot: str, value: Any) -> ClassSpec:

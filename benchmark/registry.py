@@ -89,10 +89,9 @@ def find_class(name: str, kind: Kind) -> type:
     if "." in name:
         paths = [name]
     elif name in own_names(kind):
-        module = f"{kind.package}.{name}"
-        members = vars(importlib.import_module(module)).values()
-        classes = [one for one in members if isinstance(one, type) and one.__module__ == module]
-        paths = [path_of(cls) for cls in classes if issubclass(cls, base)]
+        module = importlib.import_module(f"{kind.package}.{name}")
+        classes = [cls for cls in vars(module).values() if isinstance(cls, type) and issubclass(cls, base)]
+        paths = [path_of(cls) for cls in classes if cls.__module__ == module.__name__]
     else:
         offered = list(entry_points(group=kind.group, name=name))
         paths = [point.value.replace(":", ".") for point in offered]
@@ -110,8 +109,8 @@ def find_class(name: str, kind: Kind) -> type:
 
 def own_names(kind: Kind) -> list[str]:
     """Short names of the classes in the kind's package, sorted: those of its modules, which have one class each."""
-    modules, base = pkgutil.iter_modules(importlib.import_module(kind.package).__path__), kind.base.split(".")[1]
-    return sorted(one.name for one in modules if not one.ispkg and one.name != base)
+    modules = pkgutil.iter_modules(importlib.import_module(kind.package).__path__)
+    return sorted({module.name for module in modules if not module.ispkg} - {kind.base.split(".")[1]})
 
 
 def known_names(kind: Kind) -> list[str]:
@@ -169,11 +168,11 @@ def parameters(cls: type) -> Mapping[str, inspect.Parameter]:
             hints = get_type_hints(init)
         except NameError:  # imported for type checkers alone
             hints = {}
-        own = list(inspect.signature(init).parameters.values())[1:]
-        for p in own:
-            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
-                known.setdefault(p.name, p.replace(annotation=hints.get(p.name, Any)))
-        if all(p.kind is not p.VAR_KEYWORD for p in own):
+        arguments = list(inspect.signature(init).parameters.values())[1:]
+        for argument in arguments:
+            if argument.kind in (argument.POSITIONAL_OR_KEYWORD, argument.KEYWORD_ONLY):
+                known.setdefault(argument.name, argument.replace(annotation=hints.get(argument.name, Any)))
+        if all(argument.kind is not argument.VAR_KEYWORD for argument in arguments):
             break
     return known
 
@@ -226,9 +225,8 @@ def resolved(spec: ClassSpec, slot: str) -> ClassSpec:
 
 def _without_retired(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments without those that a class no longer has, if it always does what they say (``FedMethod.retired``)."""
-    kept = [vars(base).get("retired", {}) for base in cls.__mro__]
-    retired = {name for own in kept for name in own if name in given and own[name] == given[name]}
-    return {name: value for name, value in given.items() if name in parameters(cls) or name not in retired}
+    retired = [item for base in cls.__mro__ for item in vars(base).get("retired", {}).items()]
+    return {name: value for name, value in given.items() if name in parameters(cls) or (name, value) not in retired}
 
 
 def converted(cls: type, values: Mapping[str, Any], where: str, skip: Collection[str] = ()) -> dict[str, Any]:
@@ -255,9 +253,8 @@ def converted(cls: type, values: Mapping[str, Any], where: str, skip: Collection
         except (ValueError, TypeError):
             option = f"{where}.{name}" if where in (*KINDS, "roster") else name
             given = "null" if value is None else value
-            raise ConfigError(
-                f"{where} ({cls.__name__}): --{option} {given}: expected {type_in_words(types[name])}"
-            ) from None
+            expected = type_in_words(types[name])
+            raise ConfigError(f"{where} ({cls.__name__}): --{option} {given}: expected {expected}") from None
     return args
 
 

@@ -41,38 +41,38 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     from benchmark.report.settings import settings
 
     runtime = common.runtime_of(options)
-    suite, own = enter(options.paper, options.table, options.method, dotted, options.scale, runtime)
+    suite, rows = enter(options.paper, options.table, options.method, dotted, options.scale, runtime)
     jobs = common.jobs_of(options, runtime)
     seeds = common.numbers(options.seeds, "--seeds")
 
     def folders(suite: Suite) -> list[Path]:
-        runs = [suite.runs(row, options.scale, seeds, runtime=runtime) for row in own]
-        return [one.folder for of_row in runs for one in of_row.values()]
+        by_row = [suite.runs(row, options.scale, seeds, runtime=runtime) for row in rows]
+        return [run.folder for runs in by_row for run in runs.values()]
 
     if options.overwrite:
-        common.forget_trials(suite, options.scale, own, runtime, folders(suite))
-    tune(suite, options.scale, own, runtime, jobs)
+        common.forget_trials(suite, options.scale, rows, runtime, folders(suite))
+    tune(suite, options.scale, rows, runtime, jobs)
 
     suite = load(suite.where)  # with what was chosen
     plan = suite.plan(options.scale, seeds, runtime)
     tables = [table.number for table in suite.tables if options.table in (table.number, table.untuned)]
     wanted = suite.select(plan, tables)
-    of_method = {name for row in own for name in plan.of_row[row.full_name].values()}
+    of_method = {name for row in rows for name in plan.of_row[row.full_name].values()}
     if options.overwrite:
         common.discard(folders(suite))  # an earlier choice may have been the new one
     common.tell_other_code(plan, wanted)
     ended = ("complete", "failed")  # of another row: it stays failed
     missing = [
-        one for one in wanted if plan.found[one.id].state not in ended or (one.id in of_method and not is_done(one))
+        run for run in wanted if plan.found[run.id].state not in ended or (run.id in of_method and not is_done(run))
     ]
     outcomes = run_all(missing, jobs) if missing else []
     plan.look_again()
     found = [setting for setting in settings(suite, plan) if setting.table.number == options.table]
     for setting in found:
-        print(f"\n{leaderboard.brief(setting, own[0].method)}")
-    for told in leaderboard.interim(suite, plan, found) if found else ():
-        print(f"\n{told.replace('**', '')}")
+        print(f"\n{leaderboard.brief(setting, rows[0].method)}")
+    for line in leaderboard.interim(suite, plan, found) if found else ():
+        print(f"\n{line.replace('**', '')}")
     print(f"\nthe row is described by {suite.where}, what was tried by {suite.tuned.path(options.scale)}")
-    if bad := [one for one in outcomes if one.status != "complete"]:
+    if bad := [outcome for outcome in outcomes if outcome.status != "complete"]:
         raise RunError(f"{len(bad)} runs have no result, first {bad[0].run.cells[0]}: {bad[0].message}")
     return 0

@@ -52,34 +52,31 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     if asked_help(dotted):
         return 0
     given = dict(vars(options))
-    dry, overwrite, export = (given.pop(name, None) for name in ("dry_run", "overwrite", "export"))
-    seeds = numbers(given.pop("seed", None), "--seed")
-    values, row = _start(given, dotted)
+    dry_run, overwrite, export = given.pop("dry_run", None), given.pop("overwrite", None), given.pop("export", None)
+    seeds = dict.fromkeys(numbers(given.pop("seed", None), "--seed"))
+    values, start = _start(given, dotted)
     points = grid(values, dotted)
-    made = [(point, _described(apply(values, point), row, point)) for point in points]
-    by_point = [
-        (point, [first.replace(seed=seed) for seed in dict.fromkeys(seeds or [first.config.seed])])
-        for point, first in made
-    ]
-    runs = [run for _, some in by_point for run in some]
-    if export and (dry or len(runs) > 1 or Path(export).is_dir()):
-        count = "a dry run makes none" if dry else f"this command makes {len(runs)}"
+    templates = [_described(apply(values, point), start, point) for point in points]
+    by_point = [[template.replace(seed=seed) for seed in seeds or [template.config.seed]] for template in templates]
+    runs = [run for runs_of_point in by_point for run in runs_of_point]
+    if export and (dry_run or len(runs) > 1 or Path(export).is_dir()):
+        count = "a dry run makes none" if dry_run else f"this command makes {len(runs)}"
         why = "that is a folder" if Path(export).is_dir() else count
         raise ConfigError(f"--export {export}: it takes the name of a file, and one run; {why}")
 
-    if dry:
+    if dry_run:
         show_plan(runs, {run.id: "missing" if overwrite else state(run.folder) for run in runs})
         return 0
     if len(points) > 1 or overwrite:
         from benchmark.launch.run import check
 
-        for _, one in made:  # so that a value out of range is refused before the first run, and before it is deleted
-            check(one)
+        for template in templates:  # a value out of range is refused before the first run, and before it is deleted
+            check(template)
     if overwrite:
         discard(run.folder for run in runs)
-    code = _several(runs) if len(runs) > 1 else _one(runs[0], export)
+    code = _run_several(runs) if len(runs) > 1 else _run_one(runs[0], export)
     if len(points) > 1:
-        print(f"\n{compared(by_point)}")
+        print(f"\n{compared(points, by_point)}")
     return code
 
 
@@ -120,26 +117,31 @@ def _takes(values: Mapping[str, Any], option: str, text: str) -> bool:
     return True
 
 
-def compared(by_point: Sequence[tuple[Point, Sequence[Run]]]) -> str:
-    """A table of the points of a grid: mean accuracy of the complete runs, by the reading of ``report``."""
+def compared(points: Sequence[Point], by_point: Sequence[Sequence[Run]]) -> str:
+    """A table of the points of a grid: mean accuracy of the complete runs, by the reading of ``report``.
+
+    Args:
+        points: those of the grid.
+        by_point: the runs of each.
+    """
     from tabulate import tabulate
 
     from benchmark.report.statistics import interval
 
-    first, (run, *_) = by_point[0]
-    report, body = run.config.report, []
-    for point, runs in by_point:
+    report, body = by_point[0][0].config.report, []
+    for point, runs in zip(points, by_point, strict=True):
         scores = [record[READING[report]]["acc"] for run in runs if (record := look(run.folder).record)]
         half = interval(scores)
-        told = f"{fmean(scores):.2f}{'' if half is None else f' ± {half:.2f}'}" if scores else "no result"
-        body.append([*point.values(), told, str(len(scores))])
-    return str(tabulate(body, [*first, f"acc ({report})", "seeds"], tablefmt="simple", disable_numparse=True))
+        spread = "" if half is None else f" ± {half:.2f}"
+        mean = f"{fmean(scores):.2f}{spread}" if scores else "no result"
+        body.append([*point.values(), mean, str(len(scores))])
+    return str(tabulate(body, [*points[0], f"acc ({report})", "seeds"], tablefmt="simple", disable_numparse=True))
 
 
 def _start(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[str, Any], Run | None]:
     """Plain configuration of all options on top of what they start from, and the run of the row if it is a suite's."""
     values, start = dict[str, Any](), None
-    path, paper, row = (given.pop(name, None) for name in ("config", "suite", "row"))
+    path, paper, row = given.pop("config", None), given.pop("suite", None), given.pop("row", None)
     if bool(paper) != bool(row) or (path and paper):
         raise ConfigError("start from --config FILE, or from --suite PAPER --row TABLE/DATASET/METHOD")
     if paper:
@@ -171,19 +173,19 @@ def _described(values: Mapping[str, Any], start: Run | None, point: Point) -> Ru
     return run.replace(scale="custom") if changed else run
 
 
-def _several(runs: Sequence[Run]) -> int:
+def _run_several(runs: Sequence[Run]) -> int:
     """Make one run after the other, in a process each, and tell their readings; if one fails, the others still run."""
     from benchmark.launch.pool import run_all
     from benchmark.launch.progress import label
 
     outcomes = run_all(runs)
-    complete = [one.run for one in outcomes if one.status == "complete"]
+    complete = [outcome.run for outcome in outcomes if outcome.status == "complete"]
     for run in complete:
-        print(f"{label(run)}\n{_told(run)}")
+        print(f"{label(run)}\n{_readings(run)}")
     return 0 if len(complete) == len(runs) else 1
 
 
-def _one(run: Run, export: str | None) -> int:
+def _run_one(run: Run, export: str | None) -> int:
     """Make a run in this process, which may be one of several, of which the first one speaks, and export its model."""
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
@@ -201,17 +203,17 @@ def _one(run: Run, export: str | None) -> int:
         one_run.fit(run)
     if is_first():
         idle = " (was complete, nothing was run; --overwrite runs it again)" if before == "complete" else ""
-        print(_told(run, idle))
+        print(_readings(run, idle))
         if export:
             write_model(run, Path(export))
             print(f"wrote {export}")
     return 0
 
 
-def _told(run: Run, more: str = "") -> str:
-    """The folder of a complete run and its readings."""
+def _readings(run: Run, note: str = "") -> str:
+    """The folder of a complete run, with a note, and its readings."""
     record = read_record(run.folder)
-    lines = [f"{run.folder}{more}"]
+    lines = [f"{run.folder}{note}"]
     for name in dict.fromkeys(["best", "last", run.config.report, "averaged"]):
         if reading := record.get(READING[name]):
             when = f"round {reading['round']}" if "round" in reading else f"{reading['rounds']} rounds"

@@ -56,14 +56,14 @@ def run(options: Namespace) -> int:
     results = Path(runtime.results_dir)
     suite = load(options.paper)
     rounds = f"{options.rounds}_rounds" if options.rounds is not None else ""
-    named = "-".join(filter(None, [options.scale, options.precision, rounds]))
-    name = f"{suite.paper}-{named}"
-    own, asked = suite.scale(options.scale).seeds, common.numbers(options.seeds, "--seeds")
-    plan = suite.plan(options.scale, [*own, *asked], runtime, precision=options.precision, rounds=options.rounds)
-    wished = common.listed(options.tables, "--tables")
+    variant = "-".join(filter(None, [options.scale, options.precision, rounds]))
+    name = f"{suite.paper}-{variant}"
+    defaults, seeds = suite.scale(options.scale).seeds, common.numbers(options.seeds, "--seeds")
+    plan = suite.plan(options.scale, [*defaults, *seeds], runtime, precision=options.precision, rounds=options.rounds)
+    table_numbers = common.listed(options.tables, "--tables")
     methods = common.listed(options.methods, "--methods", suite.spec.labels)
     only = common.listed(options.only, "--only", suite.names())
-    wanted = suite.select(plan, wished, methods, only, asked or own)
+    wanted = suite.select(plan, table_numbers, methods, only, seeds or defaults)
     published = suite.published()  # fails before anything runs if the file is missing
     states = {run.id: "missing" if options.overwrite else plan.found[run.id].state for run in wanted}
     missing = [run for run in wanted if states[run.id] != "complete"]
@@ -83,14 +83,14 @@ def run(options: Namespace) -> int:
 
     plan.look_again()
     pages = tables.render(suite, plan, published)
-    written = tables.write(suite, named, pages, results)
+    written = tables.write(suite, variant, pages, results)
     if suite.ranked:
         written += leaderboard.write(suite, plan, results, name)
     for path in dict.fromkeys(written):
         print(f"wrote {path}")
     if outcomes or written or runtime.wandb in ("online", "offline"):  # the last is explicitly asked for
         _mirror(suite, runtime, options.scale, name, plan, pages)
-    shown = [page for page in pages if page.number in wished] or pages[:1]
+    shown = [page for page in pages if page.number in table_numbers] or pages[:1]
     for page in shown:
         print(f"\n{page.terminal}")
     others = f" (this one and {len(pages) - len(shown)} more)" if len(pages) > len(shown) else ""

@@ -23,9 +23,11 @@ def placed(run: Run) -> Run:
     rt = run.config.runtime
     accelerator, threads = accelerator_here(rt.accelerator), rt.threads
     devices = rt.devices if isinstance(rt.devices, int) else max(1, slurm_tasks() // rt.num_nodes)
-    if threads == "auto":
-        known = asked_threads() or (_kept_threads(run) if accelerator == "cpu" else 1)
-        threads = known or (free_threads() if devices * rt.num_nodes == 1 else max(1, cores() // devices))
+    if threads == "auto" and accelerator == "cpu":
+        alone = devices * rt.num_nodes == 1
+        threads = asked_threads() or _kept_threads(run) or (free_threads() if alone else max(1, cores() // devices))
+    elif threads == "auto":
+        threads = asked_threads() or 1
     return run.replace(runtime=replace(rt, accelerator=accelerator, devices=devices, threads=threads))
 
 
@@ -37,7 +39,7 @@ def pinned(runs: Sequence[Run], jobs: int) -> list[Run]:
     """
     share = max(1, cores() // jobs)  # the same however few runs are left: others would round differently
     free = available_bytes()
-    found = []
+    placed_runs = []
     for run in runs:
         rt = run.config.runtime
         threads, memory = rt.threads, rt.client_memory
@@ -45,8 +47,8 @@ def pinned(runs: Sequence[Run], jobs: int) -> list[Run]:
             threads = asked_threads() or _kept_threads(run) or share
         if memory == "auto" and free is not None:
             memory = round(free / 4 / min(jobs, len(runs)) / 1e9, 3)
-        found.append(run.replace(runtime=replace(rt, devices=1, threads=threads, client_memory=memory)))
-    return found
+        placed_runs.append(run.replace(runtime=replace(rt, devices=1, threads=threads, client_memory=memory)))
+    return placed_runs
 
 
 def gpus_of(runtime: Runtime) -> int:

@@ -64,24 +64,26 @@ def run_all(runs: Sequence[Run], jobs: int | None = None, fit: str = FIT) -> lis
         )
     gpus = gpus_of(runs[0].config.runtime) if jobs and runs else 0
     alone = jobs is None or (jobs == 1 and not gpus)
-    queue, going, free = list(runs), dict[int, _Going](), [0]
+    queue, running, free_places = list(runs), dict[int, _RunProcess](), [0]
     if jobs and not alone:
-        queue, free = pinned(runs, jobs), list(range(min(jobs, len(runs))))
-        check_processes("--jobs", len(free))
+        queue, free_places = pinned(runs, jobs), list(range(min(jobs, len(runs))))
+        check_processes("--jobs", len(free_places))
     outcomes, display = list[RunOutcome](), Display(len(runs))
     with display, stopping_children():
-        while queue or going:
-            while queue and free:
-                run, place = queue.pop(0), free.pop(0)
+        while queue or running:
+            while queue and free_places:
+                run, place = queue.pop(0), free_places.pop(0)
                 display.start(run)
-                going[place] = _Going(run, fit, None if alone else run.folder / LOG, place % gpus if gpus else None)
-            ended = wait([one.answers for one in going.values()], POLL_S)
-            for place, one in list(going.items()):
-                if one.answers in ended:
-                    outcomes.append(one.outcome())
-                    display.finish(one.run, outcomes[-1].status, outcomes[-1].message)
-                    del going[place]
-                    free.append(place)
+                log = None if alone else run.folder / LOG
+                running[place] = _RunProcess(run, fit, log, place % gpus if gpus else None)
+            ended = wait([process.receiver for process in running.values()], POLL_S)
+            for place, process in list(running.items()):
+                if process.receiver in ended:
+                    outcome = process.outcome()
+                    outcomes.append(outcome)
+                    display.finish(outcome.run, outcome.status, outcome.message)
+                    del running[place]
+                    free_places.append(place)
             display.tick()
     return outcomes
 
@@ -113,21 +115,21 @@ def server() -> ForkServerContext:
     this process does. Signals are blocked in it, and in a run until that can save: the server has to outlive its runs.
     """
     context = multiprocessing.get_context("forkserver")
-    own = [name for name in sys.modules if name.startswith(("methods.", "datamodules."))]
-    context.set_forkserver_preload([*IMPORTED, *own])
+    modules = [name for name in sys.modules if name.startswith(("methods.", "datamodules."))]
+    context.set_forkserver_preload([*IMPORTED, *modules])
     resource_tracker.ensure_running()  # starting it would unblock SIGTERM and SIGINT
-    before, mask = dict(os.environ), signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGINT})
+    environ, mask = dict(os.environ), signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGINT})
     os.environ |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
     try:
         forkserver.ensure_running()
     finally:
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(environ)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return context
 
 
-class _Going:
+class _RunProcess:
     """A run in a process of its own.
 
     Args:
@@ -140,42 +142,40 @@ class _Going:
     def __init__(self, run: Run, fit: str, log: Path | None, gpu: int | None) -> None:
         context = server()
         self.run = run
-        self.answers, theirs = context.Pipe(duplex=False)
-        given = (run, fit, log, gpu, dict(os.environ), theirs)
-        self.process = context.Process(target=_carry_out, args=given, name=f"run {run.id}")
+        self.receiver, sender = context.Pipe(duplex=False)
+        args = (run, fit, log, gpu, dict(os.environ), sender)
+        self.process = context.Process(target=_main, args=args, name=f"run {run.id}")
         self.process.start()
-        theirs.close()
+        sender.close()
 
     def outcome(self) -> RunOutcome:
         """How the run ended, even if its process died; waits for its end."""
         try:
-            return RunOutcome(self.run, *self.answers.recv())
+            return RunOutcome(self.run, *self.receiver.recv())
         except (EOFError, OSError):
             pass
         finally:
             self.process.join()
         code = self.process.exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        told = f"its process {how} before the run was complete; run the same command again (without --overwrite)"
-        return RunOutcome(self.run, "failed", f"{told} to continue")
+        why = f"its process {how} before the run was complete; run the same command again (without --overwrite)"
+        return RunOutcome(self.run, "failed", f"{why} to continue")
 
 
-def _carry_out(
-    run: Run, fit: str, log: Path | None, gpu: int | None, environment: dict[str, str], answer: Connection
-) -> None:
+def _main(run: Run, fit: str, log: Path | None, gpu: int | None, environ: dict[str, str], sender: Connection) -> None:
     """The whole of a run's process. It ends with its parent, which passes Ctrl-C on as ``SIGTERM``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(environ)
     leave_allocation()
     tell_downloads()
     if gpu is not None:
-        visible = environment.get("CUDA_VISIBLE_DEVICES")
+        visible = environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
     die_with_parent()
     try:
         with stoppable():
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {*SIGNALS, signal.SIGINT})
-            answer.send(attempt(run, imported(fit), log))
+            sender.send(attempt(run, imported(fit), log))
     except Stopped:
         sys.exit(STOPPED)

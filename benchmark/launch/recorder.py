@@ -82,9 +82,9 @@ class Recorder:
 
     def finish(self, federation: Federation) -> None:
         """Write the weights and the complete record."""
-        held = {**federation.server, **federation.method.tensors("frozen")}
+        weights = {**federation.server, **federation.method.tensors("frozen")}
         self.files.check_claim()
-        save_plain(self.files.path / WEIGHTS, {name: value.cpu() for name, value in held.items()})
+        save_plain(self.files.path / WEIGHTS, {name: weight.cpu() for name, weight in weights.items()})
         self.state, confusion = None, federation.confusion
         self.files.finish(federation.averaged, None if confusion is None else confusion.tolist())
         self.mirror.record(self.files.record, federation.data.class_names)
@@ -106,17 +106,17 @@ def is_complete(run: Run) -> bool:
         raise ConfigError(f"{path}: {'; '.join(changed)}. Delete the folder to run it again")
     if record["status"] != "complete":
         return False
-    if other := other_data(run, record):
-        raise ConfigError(f"{other} has changed since {path} was made; delete that folder or give --overwrite")
+    if file := other_data(run, record):
+        raise ConfigError(f"{file} has changed since {path} was made; delete that folder or give --overwrite")
     if by_other_code(run, record):
-        other = (
+        message = (
             f"{path} was made by other code of {config.method.name}, {' and '.join(revisions(record))} "
             f"(code {', '.join(code_versions(record))}), than is there now, {revision(run)} (code {CODE}); "
             "delete the folder or give --overwrite to run it again, or give another --results_dir to keep both"
         )
         if by_other_revision(run, record):
-            raise ConfigError(other)
-        warnings.warn(other, stacklevel=2)
+            raise ConfigError(message)
+        warnings.warn(message, stacklevel=2)
     checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
     discard_states(path)
     return True
@@ -147,17 +147,11 @@ def _load(recorder: Recorder | None, federation: Federation) -> dict[str, Any] |
         RunError: it is of another run or partition, or lacks something of the run.
     """
     assert recorder is not None
-    saved, path = recorder.checkpoint.load(), recorder.checkpoint.path
+    saved = recorder.checkpoint.load()
     if saved is None:
         return None
-    origin, ours = saved["origin"], recorder.files.origin
-    for key in ("run_id", "partition_hash"):
-        if origin[key] != ours[key]:
-            raise RunError(
-                f"{path}: its {key} is {origin[key]} (code {origin['code_version']}), not {ours[key]}; {REMEDY}"
-            )
-    if mismatch := _mismatch(saved, federation):
-        raise RunError(f"{path}: {mismatch}; {REMEDY}")
+    if mismatch := _mismatch(saved, recorder.files.origin, federation):
+        raise RunError(f"{recorder.checkpoint.path}: {mismatch}; {REMEDY}")
     return saved
 
 
@@ -167,24 +161,31 @@ def _take_up(recorder: Recorder | None, federation: Federation, saved: Mapping[s
     files, rows = recorder.files, None if saved is None else saved["rows"]
     files.rewind(federation.round, rows)
     files.saved(federation.round)
-    for row in read_rows(files.path):
-        federation.log(row, [one for one in federation.fabric.loggers if isinstance(one, CSVLogger)])  # starts over
+    for row in read_rows(files.path):  # a CSV logger starts over
+        federation.log(row, [logger for logger in federation.fabric.loggers if isinstance(logger, CSVLogger)])
     if saved is not None:
         recorder.say(f"continues from round {federation.round + 1} of {federation.rounds}")
 
 
-def _mismatch(saved: Mapping[str, Any], federation: Federation) -> str:
-    """What of a checkpoint is not of this run: its round, or tensors of the server or a client; empty if nothing."""
+def _mismatch(saved: Mapping[str, Any], ours: Mapping[str, Any], federation: Federation) -> str:
+    """What of a checkpoint is not of this run, whose origin is ``ours``; empty if nothing.
+
+    It may be its origin, its round, or tensors of the server or a client.
+    """
+    origin = saved["origin"]
+    for key in ("run_id", "partition_hash"):
+        if origin[key] != ours[key]:
+            return f"its {key} is {origin[key]} (code {origin['code_version']}), not {ours[key]}"
     if saved["round"] > federation.rounds:
         return f"round is {saved['round']}, after the last of {federation.rounds}"
-    own = federation.method.tensors("personal")
+    personal = federation.method.tensors("personal")
     floating = {name: value for name, value in federation.server.items() if value.is_floating_point()}
-    begun = saved["round"] > federation.rounds - federation.average_last
+    averaging = saved["round"] > federation.rounds - federation.average_last
     parts = [("server", saved["server"], federation.server)]
-    parts += [("summed", saved.get("summed", {}), floating if begun else {})]
-    parts += [(f"clients.{client}", tensors, own) for client, (tensors, _) in saved["clients"].items()]
-    for where, found, known in parts:
-        shapes, ours = ({name: value.shape for name, value in one.items()} for one in (found, known))
-        if strange := [name for name in ours | shapes if shapes.get(name) != ours.get(name)]:
-            return f"{where}.{strange[0]} is missing, unknown, or of another shape"
+    parts += [("summed", saved.get("summed", {}), floating if averaging else {})]
+    parts += [(f"clients.{client}", tensors, personal) for client, (tensors, _) in saved["clients"].items()]
+    for where, tensors, expected in parts:
+        for name in {**expected, **tensors}:
+            if name not in expected or name not in tensors or tensors[name].shape != expected[name].shape:
+                return f"{where}.{name} is missing, unknown, or of another shape"
     return ""

@@ -21,37 +21,37 @@ STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 _watched: tuple[signal.Signals, ...] = ()
-_came: list[signal.Signals] = []
+_received: list[signal.Signals] = []
 
 
 @contextmanager
-def stoppable(*more: signal.Signals) -> Iterator[None]:
+def stoppable(*further: signal.Signals) -> Iterator[None]:
     """Let the first signal raise ``Stopped`` and ignore further ones, so that saving is not interrupted.
 
     Inside another such context, or outside the main thread (which alone may set signal handlers), it does nothing.
 
     Args:
-        more: further signals to treat like ``SIGNALS``.
+        further: signals to treat like ``SIGNALS``.
     """
     global _watched
     if _watched or threading.current_thread() is not threading.main_thread():
         yield
         return
-    _watched = tuple(one for one in (*SIGNALS, *more) if signal.getsignal(one) is not signal.SIG_IGN)
-    before = {one: signal.signal(one, _raise) for one in _watched}
+    _watched = tuple(number for number in (*SIGNALS, *further) if signal.getsignal(number) is not signal.SIG_IGN)
+    handlers = {number: signal.signal(number, _raise) for number in _watched}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         _watched = ()
-        _came.clear()
+        _received.clear()
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    for one in _watched:
-        signal.signal(one, signal.SIG_IGN)
-    _came.append(signal.Signals(number))
+    for watched in _watched:
+        signal.signal(watched, signal.SIG_IGN)
+    _received.append(signal.Signals(number))
     if number == signal.SIGHUP:
         _leave_terminal()
     raise Stopped(number)
@@ -68,8 +68,8 @@ def _leave_terminal() -> None:
 
 def check_stopped() -> None:
     """Raise ``Stopped`` if a signal came and its exception was swallowed, as in a destructor, or is yet to come."""
-    if _came:
-        raise Stopped(_came[0])
+    if _received:
+        raise Stopped(_received[0])
 
 
 @contextmanager
@@ -81,13 +81,13 @@ def ended_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heeded = [one for one in (*SIGNALS, signal.SIGINT) if signal.getsignal(one) is not signal.SIG_IGN]
-    before = {one: signal.signal(one, signal.SIG_DFL) for one in heeded}
+    heeded = [number for number in (*SIGNALS, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN]
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in heeded}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -101,15 +101,15 @@ def stopping_children() -> Iterator[None]:
     try:
         yield
     except BaseException as ended:
-        own = set(multiprocessing.active_children()) - before
+        started = set(multiprocessing.active_children()) - before
         try:
-            for process in own:
+            for process in started:
                 if process.is_alive() and process.pid is not None:
                     os.kill(process.pid, getattr(ended, "signal", signal.SIGTERM))
-            for process in own:
+            for process in started:
                 process.join()
         except BaseException:
-            for process in own:
+            for process in started:
                 process.kill()
             raise
         raise

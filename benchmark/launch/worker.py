@@ -82,13 +82,13 @@ def enough_queues() -> None:
 def _run_unless_complete(fabric: Fabric, run: Run) -> None:
     """Carry the run out under its lock. Another process may have completed it before the lock was ours."""
     files = RunFolder(run.folder)
-    with ExitStack() as held:
-        on_first(fabric, lambda: held.enter_context(files.lock()))
+    with ExitStack() as stack:
+        on_first(fabric, lambda: stack.enter_context(files.lock()))
         if fabric.is_global_zero:
             discard_states(files.path)
         if fabric.broadcast(fabric.is_global_zero and is_complete(run)):
             return
-        recorder = held.enter_context(Recorder(run, files)) if fabric.is_global_zero else None
+        recorder = stack.enter_context(Recorder(run, files)) if fabric.is_global_zero else None
         _run(fabric, run, files, recorder)
 
 
@@ -123,11 +123,12 @@ def _make_federation(fabric: Fabric, run: Run, files: RunFolder, recorder: Recor
     """The run at its beginning, with its record opened."""
     runtime = run.config.runtime
     method, data = make(run, fabric.device)
-    callbacks: list[RoundCallback | Callback] = [*filter(None, [recorder]), *loggers.callbacks(runtime.callbacks)]
+    callbacks: list[RoundCallback | Callback] = [recorder] if recorder else []
+    callbacks += loggers.callbacks(runtime.callbacks)
     store = Store(_client_memory(runtime), files.path)
     federation = assemble(run, method, data, fabric, callbacks, store)
-    known = {**data_provenance(data), "client_state_bytes": federation.client_state_bytes}
-    on_first(fabric, lambda: files.open(run, known))
+    facts = {**data_provenance(data), "client_state_bytes": federation.client_state_bytes}
+    on_first(fabric, lambda: files.open(run, facts))
     if recorder:
         recorder.say(data.about())
         recorder.say(_summary(run.config, federation))
@@ -141,16 +142,16 @@ def data_provenance(data: FSSLDataModule, most_listed: int = 10_000) -> Mapping[
     test images, and what the data set adds itself (``provenance``). With more than ``most_listed`` clients there are no
     class counts: a record is written every few seconds, and the partition can be drawn again.
     """
-    known: dict[str, Any] = {"partition_hash": data.partition.hash, "data_sha256": data.sha256}
+    facts: dict[str, Any] = {"partition_hash": data.partition.hash, "data_sha256": data.sha256}
     if data.num_clients <= most_listed:
         server = torch.bincount(data.server.labels.cpu(), minlength=data.num_classes).tolist()
         labelled, unlabelled = data.class_counts("labelled").tolist(), data.class_counts("unlabelled").tolist()
         counts = {"labelled": labelled, "unlabelled": unlabelled, "server": [server] if any(server) else []}
-        known["labelled_histogram"] = [row for row in labelled if any(row)]
+        facts["labelled_histogram"] = [row for row in labelled if any(row)]
         # An entry is one text: in an indented file, a list would take a line for each class.
-        known["class_counts"] = {role: [" ".join(map(str, row)) for row in rows] for role, rows in counts.items()}
-    known["test_images"] = len(data.test_labels)
-    return {**known, **data.provenance}
+        facts["class_counts"] = {role: [" ".join(map(str, row)) for row in rows] for role, rows in counts.items()}
+    facts["test_images"] = len(data.test_labels)
+    return {**facts, **data.provenance}
 
 
 def _client_memory(runtime: Runtime) -> int | None:

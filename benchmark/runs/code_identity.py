@@ -42,20 +42,24 @@ def code_version() -> str:
 
     A checkout that git cannot describe is marked ``-unknown``: its code may be anything.
     """
-    checkout = (ROOT / ".git").exists()
-    if checkout and (described := _git("describe", "--always", "--tags", "--abbrev=12")):
-        changed = _git("status", "--porcelain", "--", *CODE)
-        return described.strip() + ("-unknown" if changed is None else "-dirty" if changed else "")
-    return package_version() + ("-unknown (a checkout, and no git to ask)" if checkout else "")
+    if not (ROOT / ".git").exists():
+        return package_version()
+    described = _git("describe", "--always", "--tags", "--abbrev=12")
+    if not described:
+        return f"{package_version()}-unknown (a checkout, and no git to ask)"
+    changed = _git("status", "--porcelain", "--", *CODE)
+    return described.strip() + ("-unknown" if changed is None else "-dirty" if changed else "")
 
 
 def uncommitted() -> dict[str, str]:
     """The difference between the checkout's code and its commit, as a patch under the name of its file, if any."""
     diff = ("diff", "--no-ext-diff", "--no-color")
     patch = _git(*diff, "HEAD", "--", *CODE) or ""
-    new = (_git("ls-files", "-z", "--others", "--exclude-standard", "--", *CODE) or "").split("\0")
-    patch += "".join(_git(*diff, "--no-index", "--", os.devnull, name) or "" for name in filter(None, new))
-    return {f"uncommitted-{hashlib.sha256(patch.encode()).hexdigest()[:12]}.patch": patch} if patch else {}
+    new = _git("ls-files", "-z", "--others", "--exclude-standard", "--", *CODE) or ""
+    for name in filter(None, new.split("\0")):
+        patch += _git(*diff, "--no-index", "--", os.devnull, name) or ""
+    digest = hashlib.sha256(patch.encode()).hexdigest()[:12]
+    return {f"uncommitted-{digest}.patch": patch} if patch else {}
 
 
 def revision(run: Run) -> str:
@@ -67,13 +71,13 @@ def revision(run: Run) -> str:
 
 def by_other_code(run: Run, record: Record) -> bool:
     """Whether a run, or part of it, has another revision than it would have now, or other source of the user's."""
-    return any(made != revision(run) for made in revisions(record))
+    return any(recorded != revision(run) for recorded in revisions(record))
 
 
 def by_other_revision(run: Run, record: Record) -> bool:
     """Whether a run, or part of it, has another revision than it would have now, whatever the user's source."""
     now = revision(run).partition(SOURCE)[0]
-    return any(made.partition(SOURCE)[0] != now for made in revisions(record))
+    return any(recorded.partition(SOURCE)[0] != now for recorded in revisions(record))
 
 
 def users_source(run: Run) -> str | None:
@@ -86,12 +90,13 @@ def users_source(run: Run) -> str | None:
     """
     bases = [*run.class_of("method").__mro__, *run.class_of("data").__mro__]
     paths = (run.config.model, str(run.config.data.init_args.get("pipeline")))
-    names = [cls.__module__ for cls in bases] + [path.rpartition(".")[0] for path in paths]
+    modules = [cls.__module__ for cls in bases] + [path.rpartition(".")[0] for path in paths]
     files: dict[str, Path] = {}
-    for name in names:  # which grow
-        if name and name not in files and name.partition(".")[0] not in BELOW and (file := _file(name)) is not None:
-            files[name] = file
-            names += _imports(name, file) if file.suffix == ".py" else ()
+    for module in modules:  # which grow
+        file = _users_file(module)
+        if file and module not in files:
+            files[module] = file
+            modules += _imports(module, file) if file.suffix == ".py" else ()
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files.values()))
     return digest.hexdigest()[:12] if files else None
 
@@ -100,45 +105,43 @@ def _imports(module: str, file: Path) -> Iterator[str]:
     """What a module's source imports from its own package or folder."""
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(file.read_bytes())):
-        names = [one.name for one in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-        if isinstance(node, ast.ImportFrom):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
             try:
                 base = resolve_name("." * node.level + (node.module or ""), package)
             except ImportError:  # relative, for use in a package, and this is none
                 continue
-            names = [base, *(f"{base}.{name}" for name in names)]
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
         for name in names:
-            beside = "." not in name and (found := _file(name)) is not None and found.parent == file.parent
-            if beside or name.partition(".")[0] == package.partition(".")[0]:
+            source = None if "." in name else _users_file(name)
+            if (source and source.parent == file.parent) or name.partition(".")[0] == package.partition(".")[0]:
                 yield name
 
 
-def _file(module: str) -> Path | None:
-    """The file of a module, if it has one and it is there."""
+def _users_file(module: str) -> Path | None:
+    """The file of a user's module, if it has one and it is there."""
+    if not module or module.partition(".")[0] in BELOW:
+        return None
     if module in sys.modules:
-        found = getattr(sys.modules[module], "__file__", None)
+        origin = getattr(sys.modules[module], "__file__", None)
     else:
         try:
             spec = find_spec(module)
         except ModuleNotFoundError:  # a package above it is missing
             return None
-        found = spec.origin if spec else None
-    return Path(found) if found and Path(found).is_file() else None
+        origin = spec.origin if spec else None
+    return Path(origin) if origin and Path(origin).is_file() else None
 
 
-def _git(*command: str) -> str | None:
+def _git(*arguments: str) -> str | None:
     """What git says of this checkout; ``None`` if it fails. Variables that name another repository do not count."""
-    environment = {name: value for name, value in os.environ.items() if name not in OTHER_REPOSITORY}
+    command = ["git", "-C", str(ROOT), *arguments]
+    environ = {name: value for name, value in os.environ.items() if name not in OTHER_REPOSITORY}
     try:
-        done = subprocess.run(
-            ["git", "-C", str(ROOT), *command],
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=10,
-            env=environment,
-        )
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=10, env=environ)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    differs = "--no-index" in command and done.returncode == 1
+    differs = "--no-index" in arguments and done.returncode == 1
     return done.stdout if done.returncode == 0 or differs else None

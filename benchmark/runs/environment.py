@@ -76,15 +76,15 @@ def cpu_model() -> str:
     """Name of the processor, as the system reports it."""
     info = memory.ROOT / "proc" / "cpuinfo"
     text = info.read_text(errors="replace") if info.exists() else ""
-    named = re.search(r"^model name\s*:\s*(.+?)\s*$", text, re.MULTILINE)
-    return named[1] if named else platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+?)\s*$", text, re.MULTILINE)
+    return match[1] if match else platform.processor() or platform.machine()
 
 
 def cores() -> int:
     """CPU cores that this process may use: those it is bound to, limited by the CPU quota of its container."""
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = cpu_share()
-    return own if share is None else max(1, min(own, int(share)))
+    return bound if share is None else max(1, min(bound, int(share)))
 
 
 def idle_cores() -> int:
@@ -95,10 +95,10 @@ def idle_cores() -> int:
     running = []
     for _ in range(LOOKS):
         try:
-            told = (memory.ROOT / "proc" / "loadavg").read_text().split()[3]
+            threads = (memory.ROOT / "proc" / "loadavg").read_text().split()[3]  # running/all
         except (OSError, IndexError):
             return cores()
-        running.append(int(told.partition("/")[0]))
+        running.append(int(threads.partition("/")[0]))
         time.sleep(LOOK_S)
     return max(1, min(cores(), (os.cpu_count() or 1) + 1 - min(running)))  # this thread is running, too
 
@@ -106,6 +106,12 @@ def idle_cores() -> int:
 def free_threads() -> int:
     """CPU threads of a run in one process: as many as ``OMP_NUM_THREADS`` asks for, or one per idle core."""
     return asked_threads() or idle_cores()
+
+
+def asked_threads() -> int | None:
+    """CPU threads that ``OMP_NUM_THREADS`` asks for; ``None`` if it is not set to a number."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # OpenMP allows a list, one number per nesting level
+    return int(asked) if asked.isdigit() and int(asked) > 0 else None
 
 
 def cpu_share() -> float | None:
@@ -140,9 +146,3 @@ def check_processes(option: str, processes: int) -> None:
             f"{option} {processes}: so many processes take {memory.in_words(processes * PROCESS_BYTES)} of memory "
             f"before they have any data, and share {cores()} cores; give {most} at most, and one per core is fastest"
         )
-
-
-def asked_threads() -> int | None:
-    """CPU threads that ``OMP_NUM_THREADS`` asks for; ``None`` if it is not set to a number."""
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # OpenMP allows a list, one number per nesting level
-    return int(asked) if asked.isdigit() and int(asked) > 0 else None

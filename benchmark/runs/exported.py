@@ -53,13 +53,13 @@ def export(run: Run, file: Path) -> None:
     record = read_record(path)
     if record["status"] != "complete":
         raise RunError(f"{path}: the run is not complete; only complete runs can be exported")
-    held = {"format": FORMAT, "record": record, "rows": read_rows(path), "weights": read_weights(path / WEIGHTS)}
+    content = {"format": FORMAT, "record": record, "rows": read_rows(path), "weights": read_weights(path / WEIGHTS)}
     data = run.make_data()
     data.setup()
-    held["input"] = {name: getattr(data, name) for name in (*SIZES, *LOOK)}
+    content["input"] = {name: getattr(data, name) for name in (*SIZES, *LOOK)}
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as stream:
-        torch.save(held, stream)
+        torch.save(content, stream)
 
 
 def read_exported(file: Path) -> Exported:
@@ -68,11 +68,11 @@ def read_exported(file: Path) -> Exported:
     Raises:
         RunError: the file is something else, or damaged.
     """
-    found = _loaded(file, "give the folder of a run, or a file that `fit --export` wrote")
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    content = _loaded(file, "give the folder of a run, or a file that `fit --export` wrote")
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise RunError(f"{file}: this is not an exported model ({FORMAT}); `fit --export` writes one")
-    validate(found["record"], f"{file}, record")
-    return Exported(found["record"], found["rows"], found["weights"], found.get("input", {}))
+    validate(content["record"], f"{file}, record")
+    return Exported(content["record"], content["rows"], content["weights"], content.get("input", {}))
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:

@@ -95,8 +95,8 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         for left in self.path.glob(".*.tmp"):  # left by a killed write
             left.unlink(missing_ok=True)
-        if before := self._interrupted():
-            self._check_data(before, facts)
+        if earlier := self._earlier_record():
+            self._check_data(earlier, facts)
         self.record = {
             "schema_version": records.SCHEMA_VERSION,
             "run_id": run.id,
@@ -106,7 +106,7 @@ class RunFolder:
             "scale": config.scale,
             "config": identity(config),
             "seeds": {"run": config.seed, "partition": config.data.init_args.get("partition_seed")},
-            **{key: before.get(key) for key in FACTS},
+            **{key: earlier.get(key) for key in FACTS},
             **facts,
             "code_version": CODE,
             "rounds": {"done": 0, "total": config.rounds},
@@ -115,14 +115,14 @@ class RunFolder:
             "bytes_up": 0,
             "bytes_down": 0,
             "error": None,
-            "timing": before["timing"] if before else {"started": _now(), "seconds": 0.0},
+            "timing": earlier["timing"] if earlier else {"started": _now(), "seconds": 0.0},
             "environment": {
                 **environment(),
                 # Local folders are left out, since records are shared.
                 **{name: value for name, value in asdict(config.runtime).items() if not name.endswith("_dir")},
                 "precision": config.precision,
-                "revisions": _with(records.revisions(before) if before else [], revision(run)),
-                "code_versions": _with(records.code_versions(before) if before else [], CODE),
+                "revisions": _including(records.revisions(earlier) if earlier else [], revision(run)),
+                "code_versions": _including(records.code_versions(earlier) if earlier else [], CODE),
             },
         }
         write_atomic(self.path / "config.yaml", dump_yaml(identity(config)))
@@ -130,21 +130,21 @@ class RunFolder:
             write_atomic(self.path / name, patch)
         self._write()
 
-    def _interrupted(self) -> Record:
+    def _earlier_record(self) -> Record:
         """The record of an earlier start, whose time counts; empty if there is none."""
         if not (self.path / "record.json").exists():
             return {}
-        before = records.read_record(self.path)
-        self._spent = float(before["timing"]["seconds"])
-        return before
+        earlier = records.read_record(self.path)
+        self._spent = float(earlier["timing"]["seconds"])
+        return earlier
 
-    def _check_data(self, before: Record, facts: Mapping[str, Any]) -> None:
+    def _check_data(self, earlier: Record, facts: Mapping[str, Any]) -> None:
         if not records.read_rows(self.path) and not any((self.path / name).exists() for name in CHECKPOINTS):
             return
         for key in ("partition_hash", "data_sha256"):
-            if key in facts and before[key] is not None and before[key] != facts[key]:
+            if key in facts and earlier[key] is not None and earlier[key] != facts[key]:
                 raise RunError(
-                    f"{self.path}: cannot resume, {key} was {before[key]} and is now {facts[key]}; "
+                    f"{self.path}: cannot resume, {key} was {earlier[key]} and is now {facts[key]}; "
                     "restore the old data, or delete the folder to start over"
                 )
 
@@ -178,8 +178,8 @@ class RunFolder:
             RunError: an evaluated round before ``next_round`` has no row, or the rows before it have changed.
         """
         kept = [row for row in records.read_rows(self.path) if row["round"] < next_round]
-        every, found = self.record["config"]["eval_every"], {row["round"] for row in kept}
-        if lost := [n for n in range(next_round) if (n + 1) % every == 0 and n not in found]:
+        every = self.record["config"]["eval_every"]
+        if lost := sorted({*range(every - 1, next_round, every)} - {row["round"] for row in kept}):
             raise RunError(
                 f"{self.path}: the run was at round {next_round}, but metrics.jsonl has no row of round {lost[0]}; "
                 "restore the file, or delete the folder to start over"
@@ -213,9 +213,7 @@ class RunFolder:
         self.record["timing"]["saved_rounds"] = rounds
         self._write()
 
-    def finish(
-        self, averaged: Mapping[str, Any] | None = None, confusion: Sequence[Sequence[int]] | None = None
-    ) -> None:
+    def finish(self, averaged: Mapping[str, Any] | None = None, confusion: Sequence[list[int]] | None = None) -> None:
         """Compute the readings from the rows and write the complete record.
 
         The digest also covers values that are in no row:
@@ -235,8 +233,10 @@ class RunFolder:
                 "delete the folder to start over"
             )
         record |= records.readings(rows, record["config"]["last_k"])
-        record |= {AVERAGED: finite(averaged)} if averaged else {}
-        record |= {"confusion": [" ".join(map(str, line)) for line in confusion]} if confusion else {}
+        if averaged:
+            record[AVERAGED] = finite(averaged)
+        if confusion:
+            record["confusion"] = [" ".join(map(str, line)) for line in confusion]
         record |= {key: rows[-1].get(key, 0) for key in ("bytes_up", "bytes_down", "skipped")}
         record["rounds"]["done"] = record["rounds"]["total"]
         record["status"] = "complete"
@@ -257,12 +257,12 @@ class RunFolder:
         if self._finished:
             return
         with suppress(OSError, RunError):
-            self.record = self.record or self._interrupted()
+            self.record = self.record or self._earlier_record()
             if not self.record and run is not None:
                 self.open(run, {})
             if self.record:
-                told = OUTER_FOLDERS.sub("", "".join(traceback.format_exception(error)))
-                self.record |= {"status": "failed", "error": told.encode(errors="backslashreplace").decode()}
+                text = OUTER_FOLDERS.sub("", "".join(traceback.format_exception(error)))
+                self.record |= {"status": "failed", "error": text.encode(errors="backslashreplace").decode()}
                 self._write()
 
     def _write(self) -> None:
@@ -283,21 +283,19 @@ def discard(folders: Iterable[Path]) -> None:
     Raises:
         RunLocked: a process is working on one of them, or has just begun to.
     """
-    there = [path for path in dict.fromkeys(folders) if path.is_dir()]
-    for path in there:  # one lock at a time: a process may have too few open files for all of them
+    existing = [path for path in dict.fromkeys(folders) if path.is_dir()]
+    for path in existing:  # one lock at a time: a process may have too few open files for all of them
         with run_lock(path):
             pass
-    for path in there:
+    for path in existing:
         with run_lock(path):
             for name in (*CHECKPOINTS, "record.json"):
                 (path / name).unlink(missing_ok=True)
             for left in path.iterdir():
-                if left.name != LOCK:
-                    shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
-
-
-def _with(before: Sequence[str], now: str) -> list[str]:
-    return list(dict.fromkeys([*before, now]))
+                if left.is_dir() and not left.is_symlink():
+                    shutil.rmtree(left)
+                elif left.name != LOCK:
+                    left.unlink()
 
 
 def digest_of(rows: Sequence[Row]) -> str:
@@ -308,6 +306,10 @@ def digest_of(rows: Sequence[Row]) -> str:
 def line_of(row: Mapping[str, Any]) -> str:
     """A row as a line of ``metrics.jsonl``."""
     return json.dumps(finite(dict(row)), allow_nan=False) + "\n"
+
+
+def _including(names: Sequence[str], current: str) -> list[str]:
+    return list(dict.fromkeys([*names, current]))
 
 
 def _now() -> str:

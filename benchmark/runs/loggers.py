@@ -42,15 +42,15 @@ def lightning_loggers(given: str | None, folder: Path) -> list[Logger]:
     Raises:
         ConfigError: a name is unknown, or a logger's package is missing.
     """
-    made = []
+    loggers = []
     for name in [one for one in names(given) if one != "wandb"]:
         if name not in LOGGERS:
             raise unknown("logger", name, [*LOGGERS, "wandb"])
         try:
-            made.append(LOGGERS[name](root_dir=folder, name=name, version=""))
+            loggers.append(LOGGERS[name](root_dir=folder, name=name, version=""))
         except ModuleNotFoundError as error:
             raise ConfigError(f"--logger {name}: {one_line(error)}") from None
-    return made
+    return loggers
 
 
 def callbacks(given: str | None) -> list[Callback]:
@@ -60,7 +60,7 @@ def callbacks(given: str | None) -> list[Callback]:
         ConfigError: one cannot be imported, is no Lightning callback, is one of Lightning's own that needs a
             ``Trainer``, or cannot be created without arguments.
     """
-    made = []
+    instances = []
     for path in names(given):
         cls = plugin(path, f"--callbacks {path}")
         if not (isinstance(cls, type) and issubclass(cls, Callback)):
@@ -72,10 +72,10 @@ def callbacks(given: str | None) -> list[Callback]:
                     "docs/usage/python.md says which callbacks work, and what does the work of the others"
                 )
         try:
-            made.append(cls())
+            instances.append(cls())
         except Exception as error:
             raise ConfigError(f"--callbacks {path}: {error}; it must work without arguments") from None
-    return made
+    return instances
 
 
 def choose_mode(wanted: str, scale: str, asked: bool = False) -> Mode:
@@ -85,12 +85,13 @@ def choose_mode(wanted: str, scale: str, asked: bool = False) -> Mode:
     than such a run), and other scales are online if W&B has a key and off without one. If W&B was explicitly ``asked``
     for, it is online with a key and offline without, at every scale.
     """
-    said = os.environ.get("WANDB_MODE", "").lower() if wanted == "auto" else wanted
-    if not said:
-        online = (asked or scale != "quick") and _has_key()
-        said = "online" if online else "offline" if asked else "off"
+    setting = os.environ.get("WANDB_MODE", "").lower() if wanted == "auto" else wanted
+    if not setting:
+        if (asked or scale != "quick") and _has_key():
+            return "online"
+        return "offline" if asked else "off"
     modes: dict[str, Mode] = {"off": "off", "disabled": "off", "online": "online"}
-    return modes.get(said, "offline")
+    return modes.get(setting, "offline")
 
 
 def mirror_run(run: Run, folder: Path) -> "Mirror":
@@ -161,25 +162,24 @@ class Mirror:
 
     def record(self, record: Mapping[str, Any], classes: Sequence[str]) -> None:
         """Mirror a complete run's readings as its summary (``best/acc``), and its confusion matrix of ``classes``."""
-        summary = {
-            f"{reading}/{name}": value
-            for reading in (*READINGS, AVERAGED)
-            for name, value in (record.get(reading) or {}).items()
-            if isinstance(value, int | float)
-        }
+        summary: dict[str, Any] = {}
+        for reading in (*READINGS, AVERAGED):
+            for name, value in (record.get(reading) or {}).items():
+                if isinstance(value, int | float):
+                    summary[f"{reading}/{name}"] = value
         summary |= {name: record[name] for name in ("bytes_up", "bytes_down")}
         self.send(lambda logger: logger.experiment.summary.update(summary))
         if confusion := record.get("confusion"):
             counts = [[true, *map(int, line.split())] for true, line in zip(classes, confusion, strict=True)]
             self.send(WandbLogger.log_table, "confusion", columns=["true class", *classes], data=counts)
 
-    def send(self, action: Callable[..., object], *content: Any, **more: Any) -> None:
+    def send(self, action: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         """Call a method of the logger, if there is one."""
         if self._logger is None:
             return
         self._began = True
         try:
-            action(self._logger, *content, **more)
+            action(self._logger, *args, **kwargs)
         except Exception as error:
             self._logger = None
             warnings.warn(f"the W&B mirror is off, the run continues: {error}", stacklevel=3)

@@ -144,11 +144,11 @@ class _RunRecord(_Part):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        needed: Sequence[str] = ()
+        needed: list[str] = []
         if self.status == "complete":
-            needed = (*READINGS, *FACTS, *[AVERAGED] * bool(self.config.average_last))
+            needed = [*READINGS, *FACTS, *([AVERAGED] if self.config.average_last else [])]
         elif self.status == "failed":
-            needed = ("error",)
+            needed = ["error"]
         if empty := [name for name in needed if getattr(self, name) in (None, "")]:
             raise ValueError(f"{', '.join(empty)} is empty, but the run is {self.status}")
         return self
@@ -160,12 +160,12 @@ def readings(rows: Sequence[Row], last_k: int) -> dict[str, dict[str, Any]]:
     The metrics are a row's float entries and ``acc_by_class``. ``last_k_mean`` averages the rows among the last
     ``last_k`` rounds, each metric over the rows that have it.
     """
-    final, last = rows[-1], rows[-1]["round"]
-    own = [row for row in rows if not row.get("warmup")] or rows
-    best = max(own, key=lambda row: (row["acc"], -row["round"]))
-    recent = [_metrics(row) for row in rows if row["round"] > last - last_k]
-    names = dict.fromkeys(name for row in recent for name in row)
-    means = {name: _mean([row[name] for row in recent if name in row]) for name in names}
+    final = rows[-1]
+    after_warmup = [row for row in rows if not row.get("warmup")] or rows
+    best = max(after_warmup, key=lambda row: (row["acc"], -row["round"]))
+    recent = [_metrics(row) for row in rows if row["round"] > final["round"] - last_k]
+    names = dict.fromkeys(name for metrics in recent for name in metrics)
+    means = {name: _mean([metrics[name] for metrics in recent if name in metrics]) for name in names}
     return {
         "final": {"round": final["round"], **_metrics(final)},
         "best": {"round": best["round"], **_metrics(best)},
@@ -181,8 +181,8 @@ def read_rows(path: Path) -> list[Row]:
     """
     file, rows = path / "metrics.jsonl", list[Row]()
     try:
-        whole, _, _ = file.read_bytes().rpartition(b"\n") if file.exists() else (b"", b"", b"")
-        for line in whole.splitlines():
+        content = file.read_bytes() if file.exists() else b""
+        for line in content.rpartition(b"\n")[0].splitlines():
             row = from_json(line, allow_inf_nan=False)
             _RunRow.model_validate(row)
             if rows and row["round"] <= rows[-1]["round"]:
@@ -280,11 +280,11 @@ def _check_rows(record: Record, path: Path) -> None:
     if not rows or rows[-1]["round"] != record["rounds"]["total"] - 1:
         raise RunError(f"{path / 'metrics.jsonl'}: rows are missing, or do not belong to this run; {remedy}")
     for name, reading in readings(rows, record["config"]["last_k"]).items():
-        told = record[name]
-        if wrong := [key for key in {**reading, **told} if reading.get(key) != told.get(key)]:
+        recorded = record[name]
+        if wrong := [key for key in {**reading, **recorded} if reading.get(key) != recorded.get(key)]:
             raise RunError(
-                f"{path}: record.json has {name}.{wrong[0]} = {told.get(wrong[0])}, but the rows of metrics.jsonl give "
-                f"{reading.get(wrong[0])}; {remedy}"
+                f"{path}: record.json has {name}.{wrong[0]} = {recorded.get(wrong[0])}, but the rows of metrics.jsonl "
+                f"give {reading.get(wrong[0])}; {remedy}"
             )
     if record["schema_version"] > 1 and record.get("digest") != digest(record, rows):
         raise RunError(f"{path}: record.json or metrics.jsonl is not as the run wrote it: the digest differs; {remedy}")
@@ -299,17 +299,17 @@ def problem(error: ValueError, most: int = 1) -> str:
     """Describe the first errors of a validation, each with its location; any other error by its message."""
     if not isinstance(error, ValidationError):
         return str(error)
-    told = []
-    for one in error.errors(include_url=False, include_input=False)[:most]:
-        place, message = ".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")
-        if one["type"] == "missing":
+    messages = []
+    for details in error.errors(include_url=False, include_input=False)[:most]:
+        place, message = ".".join(map(str, details["loc"])), details["msg"].removeprefix("Value error, ")
+        if details["type"] == "missing":
             message = f"{place} is missing"
-        elif one["type"] == "extra_forbidden":
+        elif details["type"] == "extra_forbidden":
             message = f"{place} is unknown"
         elif place:
             message = f"{place}: {message[0].lower()}{message[1:]}"
-        told.append(message)
-    return "; ".join(told)
+        messages.append(message)
+    return "; ".join(messages)
 
 
 def _metrics(row: Row) -> dict[str, Any]:
@@ -323,5 +323,5 @@ def _mean(values: Sequence[Any]) -> Any:
     """
     if isinstance(values[0], list):
         return [_mean(entries) for entries in zip(*values, strict=True)]
-    known = [value for value in values if value is not None]
-    return reduce(add, known) / len(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return reduce(add, numbers) / len(numbers) if numbers else None

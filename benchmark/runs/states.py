@@ -4,6 +4,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,37 +38,37 @@ class RunState(NamedTuple):
 
 def look(path: Path) -> RunState:
     """Return a run's state and, if it is complete, its record, reading it only once."""
-    known = (path / "record.json").exists()
+    has_record = (path / "record.json").exists()
     try:
-        if known and (record := read_record(path))["status"] == "complete":
+        if has_record and (record := read_record(path))["status"] == "complete":
             return RunState("complete", record)
         if locked(path) or alive_elsewhere(path):
             return RunState("running")
-        if not known:
+        if not has_record:
             return RunState("missing")
         record = read_record(path)  # again: the run may have ended before we checked the lock
     except RunError:
         return RunState("damaged")
-    if record["status"] == "running":
-        return RunState("stale")
-    return RunState(record["status"], record if record["status"] == "complete" else None)
+    if record["status"] == "complete":
+        return RunState("complete", record)
+    return RunState("stale" if record["status"] == "running" else record["status"])
 
 
-def state_of(run: Run, known: Digests | None = None) -> RunState:
+def state_of(run: Run, digests: Digests | None = None) -> RunState:
     """Like ``look``, but a complete run of other defaults or other data than there are now is ``outdated``.
 
     Args:
         run: the run.
-        known: see ``other_data``.
+        digests: see ``other_data``.
     """
-    found = look(run.folder)
-    if found.record is None:
-        return found
-    outdated = differences(found.record["config"], run.config) or other_data(run, found.record, known)
-    return RunState("outdated") if outdated else found
+    on_disk = look(run.folder)
+    if on_disk.record is None:
+        return on_disk
+    outdated = differences(on_disk.record["config"], run.config) or other_data(run, on_disk.record, digests)
+    return RunState("outdated") if outdated else on_disk
 
 
-def other_data(run: Run, record: Record, known: Digests | None = None) -> str:
+def other_data(run: Run, record: Record, digests: Digests | None = None) -> str:
     """Name a file or folder of a run's data that is not the one of its record; empty if there is none.
 
     Compared are what the options name (``FSSLDataModule.digests``) and the decoded data set in the data directory.
@@ -76,44 +77,43 @@ def other_data(run: Run, record: Record, known: Digests | None = None) -> str:
     Args:
         run: what is asked for.
         record: what it was.
-        known: what this has found of other runs, and finds, so that many runs read a data set once.
+        digests: those read for other runs, to which this adds, so that many runs read a data set once.
     """
     config = run.config
-    known = {} if known is None else known
+    digests = {} if digests is None else digests
     recorded: Mapping[str, str] = record["data_sha256"] or {}
     decoded = [name for name in recorded if name.removesuffix(".npz").partition("-")[0] == config.data.name]
-    found: dict[str, str] = {}
+    current: dict[str, str] = {}
     for name in decoded:
-        found |= _digest(Path(config.runtime.data_dir, name), known)
-    found |= _named_digests(run, known)
-    if split := config.data.init_args.get("partition_file"):
-        found |= _digest(Path(split), known)
-    return next((name for name, digest in found.items() if recorded.get(name, digest) != digest), "")
+        current |= _digest(Path(config.runtime.data_dir, name), digests)
+    current |= _named_digests(run, digests)
+    if partition_file := config.data.init_args.get("partition_file"):
+        current |= _digest(Path(partition_file), digests)
+    return next((name for name, digest in current.items() if recorded.get(name, digest) != digest), "")
 
 
-def _digest(file: Path, known: Digests) -> Mapping[str, str]:
-    """That of a file, by its name; none if it is not here."""
-    if str(file) not in known:
-        try:
-            with file.open("rb") as stream:
-                known[str(file)] = {file.name: hashlib.file_digest(stream, "sha256").hexdigest()}
-        except OSError:
-            known[str(file)] = {}
-    return known[str(file)]
+def _digest(file: Path, digests: Digests) -> Mapping[str, str]:
+    """The digest of a file, by its name; empty if it is not here."""
+    if str(file) not in digests:
+        digests[str(file)] = {}
+        with suppress(OSError), file.open("rb") as stream:
+            digests[str(file)] = {file.name: hashlib.file_digest(stream, "sha256").hexdigest()}
+    return digests[str(file)]
 
 
-def _named_digests(run: Run, known: Digests) -> Mapping[str, str]:
-    """Those of the files that the options name; none if they are not here."""
+def _named_digests(run: Run, digests: Digests) -> Mapping[str, str]:
+    """The digests of the files that the options name; empty if they are not here."""
     data, folder = run.config.data, run.config.runtime.data_dir
     try:
-        own = inspect.signature(run.class_of("data")).parameters  # not those of how it is split
-        key = json.dumps([data.class_path, folder, {k: v for k, v in data.init_args.items() if k in own}], default=str)
-        if key not in known:
-            known[key] = {}
-            known[key] = run.make_data().digests()
+        parameters = inspect.signature(run.class_of("data")).parameters  # not those of how it is split
+        options = {name: value for name, value in data.init_args.items() if name in parameters}
+        key = json.dumps([data.class_path, folder, options], default=str)
+        if key not in digests:
+            digests[key] = {}
+            digests[key] = run.make_data().digests()
     except (BenchError, OSError):
         return {}
-    return known[key]
+    return digests[key]
 
 
 def saved_rounds(path: Path) -> int:
