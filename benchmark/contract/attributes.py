@@ -29,17 +29,17 @@ Values = dict[tuple[str, str], Any]
 def own_modules(cls: type) -> dict[str, ModuleType]:
     """The Python modules of a method's classes, and the user's modules that they import, by name."""
     waiting = [base.__module__ for base in own_classes(cls).values()]
-    found: dict[str, ModuleType] = {}
+    modules: dict[str, ModuleType] = {}
     while waiting:
         name = waiting.pop()
-        if name not in sys.modules or name in found:
+        if name not in sys.modules or name in modules:
             continue
-        found[name] = sys.modules[name]
-        for value in vars(found[name]).values():
-            of = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-            if isinstance(of, str) and of.partition(".")[0] not in BELOW and not is_installed(of):
-                waiting.append(of)
-    return found
+        modules[name] = sys.modules[name]
+        for value in vars(modules[name]).values():
+            source = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+            if isinstance(source, str) and source.partition(".")[0] not in BELOW and not is_installed(source):
+                waiting.append(source)
+    return modules
 
 
 def is_installed(module: str) -> bool:
@@ -50,7 +50,7 @@ def is_installed(module: str) -> bool:
 
 def own_classes(cls: type) -> dict[str, type]:
     """The class and its bases, mixins among them, without ``FedMethod`` and its own bases, by dotted path."""
-    return {f"{one.__module__}.{one.__qualname__}": one for one in cls.__mro__ if one not in FedMethod.__mro__}
+    return {f"{base.__module__}.{base.__qualname__}": base for base in cls.__mro__ if base not in FedMethod.__mro__}
 
 
 def common_owners(cls: type) -> dict[str, Any]:
@@ -109,12 +109,12 @@ def different(now: Mapping[Name, Any], before: Mapping[Name, Any]) -> list[Name]
 
 def is_data(value: Any) -> bool:
     """Whether a value is numbers, text, tensors, arrays, generators of NumPy or Python, or containers of those."""
-    return all(isinstance(one, DATA) and not isinstance(one, nn.Parameter) for one in tree_leaves(value))
+    return all(isinstance(leaf, DATA) and not isinstance(leaf, nn.Parameter) for leaf in tree_leaves(value))
 
 
 def copied(value: Any) -> Any:
     """A copy of data that shares no memory with it."""
-    return tree_map(lambda one: one.detach().clone() if isinstance(one, Tensor) else copy.deepcopy(one), value)
+    return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf), value)
 
 
 def same(one: Any, other: Any) -> bool:

@@ -1,6 +1,5 @@
 """Small federations on real digits for checks and tests, the reference run of a method, and how runs are compared."""
 
-import io
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from benchmark.contract.attributes import common_owners, different, owners, restore, values_of
+from benchmark.federation.checkpoint import dumped, opened
 from benchmark.federation.loop import Federation
 from benchmark.registry import KINDS, find_class, parameters
 from datamodules.base import FSSLDataModule, Scenario
@@ -111,8 +111,8 @@ def make_method(
     if weights is not None:
         model.load_state_dict(weights)
     counts = {"num_classes": Digits.num_classes, "num_clients": NUM_CLIENTS, "num_images": 1_437}  # of Digits
-    known = {"model": model, "image_shape": [3, side, side], **counts, **args}
-    made: FedMethod = cls(**{name: value for name, value in known.items() if name in parameters(cls) or name in args})
+    known: dict[str, Any] = {"model": model, "image_shape": [3, side, side], **counts}
+    made: FedMethod = cls(**{name: value for name, value in known.items() if name in parameters(cls)} | args)
     return made
 
 
@@ -135,12 +135,12 @@ def make_federation(
         args: of the federation (``ENGINE``), and of ``make_method``.
     """
     data = data or make_data(**options_for(method))
-    engine = {name: args.pop(name) for name in ENGINE if name in args}
-    made = make_method(method, side=data.image_size, **args)
+    options = {name: args.pop(name) for name in ENGINE if name in args}
+    module = make_method(method, side=data.image_size, **args)
     if precision == "64-true":
-        made = made.double()
+        module = module.double()
         data.place(torch.device("cpu"), torch.float64)
-    return Federation(made, data, data.roster(0), plain_fabric(precision), rounds, seed=run_seed, **engine)
+    return Federation(module, data, data.roster(0), plain_fabric(precision), rounds, seed=run_seed, **options)
 
 
 def brief(method: Method) -> dict[str, Any]:
@@ -237,9 +237,7 @@ class Subject:
         for stop in range(ROUNDS + 1):
             run.rows += rounds_until(federation, stop)
             run.servers.append(federation.server)
-            buffer = io.BytesIO()
-            torch.save(federation.state_dict(), buffer)
-            run.states.append(buffer.getvalue())
+            run.states.append(bytes(dumped(federation.state_dict())))
         run.averaged = federation.evaluate_averaged()
         return run
 
@@ -252,7 +250,7 @@ class Subject:
 
     def resumed(self, rounds: int, **args: Any) -> Federation:
         """A new federation that continues the reference run after this many rounds; ``args``: see ``federation``."""
-        state = torch.load(io.BytesIO(self.reference.states[rounds]), weights_only=True)
+        state = opened(self.reference.states[rounds])
         federation = self.federation(**args)
         federation.load_state_dict(state)
         return federation

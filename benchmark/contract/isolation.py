@@ -97,14 +97,14 @@ def others_are_wrong(data: FSSLDataModule) -> Iterator[None]:
     """
     gc.collect()
     true = true_labels(data)
-    own = {id(labels) for one in (data, data.server) for labels in labels_in(one, true)}
-    known = [one for one in gc.get_objects() if issubclass(type(one), (FSSLDataModule, SiteData, Tensor))]
-    found = {id(labels): labels for one in known for labels in labels_in(one, true) if id(labels) not in own}
-    del true, known
-    classes = {key: max(data.num_classes, int(max(labels.tolist(), default=0)) + 1) for key, labels in found.items()}
+    own = {id(labels) for holder in (data, data.server) for labels in labels_in(holder, true)}
+    holders = [holder for holder in gc.get_objects() if issubclass(type(holder), (FSSLDataModule, SiteData, Tensor))]
+    others = {id(labels): labels for holder in holders for labels in labels_in(holder, true) if id(labels) not in own}
+    del true, holders
+    classes = {key: max(data.num_classes, int(max(labels.tolist(), default=0)) + 1) for key, labels in others.items()}
 
     def turn(by: int) -> None:  # and back: a copy of the right ones could be found, too
-        for key, labels in found.items():
+        for key, labels in others.items():
             known = labels >= 0
             labels[known] = (labels[known] + by) % classes[key]
 
@@ -115,15 +115,15 @@ def others_are_wrong(data: FSSLDataModule) -> Iterator[None]:
         turn(-1)
 
 
-def labels_in(one: FSSLDataModule | SiteData | Tensor, true: Tensor) -> list[Tensor]:
+def labels_in(holder: FSSLDataModule | SiteData | Tensor, true: Tensor) -> list[Tensor]:
     """The labels that a data module or a site has; or a tensor, of whatever use, that is a copy of the true ones."""
-    if isinstance(one, Tensor):
-        return [one] if one.device == true.device and same(one, true) else []
-    if isinstance(one, SiteData):
-        labels = [one.labels, one.revealed]
+    if isinstance(holder, Tensor):
+        return [holder] if holder.device == true.device and same(holder, true) else []
+    if isinstance(holder, SiteData):
+        fields = [holder.labels, holder.revealed]
     else:
-        labels = [true_labels(one), one.train_labels, one.test_labels] if hasattr(one, "clients") else []
-    return [found for found in labels if found is not None]
+        fields = [true_labels(holder), holder.train_labels, holder.test_labels] if hasattr(holder, "clients") else []
+    return [labels for labels in fields if labels is not None]
 
 
 # --- what a visit leaves behind
@@ -133,12 +133,12 @@ def check_nothing_unregistered_survives_a_visit(subject: Subject) -> None:
     """A visit gives the same result whether or not this process has visited clients before: see ``scopes``."""
     worn = subject.federation()
     rounds_until(worn, 2)
-    found = {visit: all_of(worn, visit) for visit in some_visits(worn)}
-    for visit, after_others in found.items():
+    outcomes = {visit: outcome_of(worn, visit) for visit in some_visits(worn)}
+    for visit, after_others in outcomes.items():
         fresh = subject.federation(worn.data)
         fresh.load_state_dict(worn.state_dict())
         fresh.visits(2)
-        if notes := different(after_others, all_of(fresh, visit)):
+        if notes := different(after_others, outcome_of(fresh, visit)):
             require_equal(
                 notes,
                 "what a visit gives depends on visits before it, through something that is no registered tensor."
@@ -147,14 +147,14 @@ def check_nothing_unregistered_survives_a_visit(subject: Subject) -> None:
             )
 
 
-def all_of(federation: Federation, visit: Visit) -> dict[str, Tensor]:
+def outcome_of(federation: Federation, visit: Visit) -> dict[str, Tensor]:
     """Everything that comes of a visit, by name: what is uploaded, kept, and logged."""
     federation.become_server()  # as it is when a round begins
-    run, kept = federation.engine, federation.clients.get(visit.client)
-    result, state = run.run_visit(visit, run.send(visit, federation.server), kept)
+    engine, state = federation.engine, federation.clients.get(visit.client)
+    result, kept = engine.run_visit(visit, engine.send(visit, federation.server), state)
     upload = result.upload
-    sent = () if upload is None else (upload.tensors, upload.stats, upload.weight)
-    return by_place({"kept": (state.tensors, state.optimizers), "uploaded": sent, "logged": result.sums})
+    uploaded = () if upload is None else (upload.tensors, upload.stats, upload.weight)
+    return by_place({"kept": (kept.tensors, kept.optimizers), "uploaded": uploaded, "logged": result.sums})
 
 
 def check_names_of_clients_do_not_matter(subject: Subject) -> None:
@@ -254,12 +254,10 @@ def check_hooks_keep_to_what_is_theirs(subject: Subject) -> None:
     def watched_step(self: Fit, batch: Batch, number: int) -> Any:
         before = {place: value.clone() for place, value in by_place(batch).items()}
         with WatchedDevices(notes):
-            made = compute(self, batch, number)
-        now = by_place(batch)
-        notes.update(
-            f"training_step changes batch{place}: {CHANGE}" for place in before.keys() & different(now, before)
-        )
-        return made
+            outputs = compute(self, batch, number)
+        changed = before.keys() & different(by_place(batch), before)
+        notes.update(f"training_step changes batch{place}: {CHANGE}" for place in changed)
+        return outputs
 
     watch_hooks(federation.method, watch)
     with patch.object(Fit, "compute", watched_step):
@@ -308,19 +306,19 @@ class WatchedDevices(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        made = func(*args, **kwargs)
-        given = any(isinstance(one, Tensor) for one in tree_leaves((args, kwargs)))
-        if isinstance(made, Tensor) and made.ndim and not given:
+        result = func(*args, **kwargs)
+        takes_tensor = any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs)))
+        if isinstance(result, Tensor) and result.ndim and not takes_tensor:
             if kwargs.get("device") is None:
-                self.note(f"{func.__name__} makes a tensor {list(made.shape)} on the CPU")
+                self.note(f"{func.__name__} makes a tensor {list(result.shape)} on the CPU")
             elif func in (torch.tensor, torch.as_tensor):
                 self.note(f"{func.__name__} copies numbers to the device")
-        elif func is Tensor.to and any(isinstance(one, str) and one == "cpu" for one in (*args, *kwargs.values())):
+        elif func is Tensor.to and any(isinstance(arg, str) and arg == "cpu" for arg in (*args, *kwargs.values())):
             self.note("Tensor.to moves a tensor to the CPU")
-        return made
+        return result
 
     def note(self, what: str) -> None:
         """Add a call, with the line of the code that is neither torch's nor this module's."""
-        others = (f"{Path(torch.__file__).parent}{os.sep}", __file__)
-        frame = [one for one in traceback.extract_stack() if not one.filename.startswith(others)][-1]
+        skipped = (f"{Path(torch.__file__).parent}{os.sep}", __file__)
+        frame = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(skipped)][-1]
         self.strays.add(f"{what} at {frame.filename}:{frame.lineno} ({frame.name}): {STRAY}")

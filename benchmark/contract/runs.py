@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ from unittest.mock import patch
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
+from torch import Tensor
 
 from benchmark.contract.attributes import different, own_modules
 from benchmark.contract.federations import ROUNDS, Subject, by_place, require_equal, rounds_until, some_visits
@@ -120,22 +121,21 @@ def check_lower_precisions_are_close_to_double(subject: Subject) -> None:
     """
     run = subject.reference
     shared = [name for name in subject.make().names("shared") if run.servers[0][name].is_floating_point()]
-    for precision, bound in NEAR.items():
-        other, begin, exact = "32-true", 1, run.servers[2]
-        if precision == "32-true":
-            other, begin, exact = "64-true", 0, subject.in_double
-        if not shared:
-            continue
+    comparisons = [("32-true", "64-true", 0, subject.in_double), ("bf16-mixed", "32-true", 1, run.servers[2])]
+    for precision, finer, begin, exact in comparisons if shared else []:
         federation = subject.resumed(begin, precision=precision)
         rounds_until(federation, 2)
-        way, off = (
-            torch.cat([(one[name].double() - exact[name]).flatten() for name in shared]).norm()
-            for one in (run.servers[begin], federation.server)
+        moved = distance(run.servers[begin], exact, shared)
+        off = distance(federation.server, exact, shared)
+        assert off <= NEAR[precision] * moved, (
+            f"in {precision} the weights end {float(off / moved):.3f} of the distance moved from those in {finer}; "
+            f"{NEAR[precision]} is allowed"
         )
-        assert off <= bound * way, (
-            f"in {precision} the weights end {float(off / way):.3f} of the distance moved from those in {other}; "
-            f"{bound} is allowed"
-        )
+
+
+def distance(weights: Mapping[str, Tensor], exact: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    """Euclidean distance of the tensors of these names from exact ones, 0-dim, float64."""
+    return torch.cat([(weights[name].double() - exact[name]).flatten() for name in names]).norm()
 
 
 def check_bytes_are_counted(subject: Subject) -> None:
@@ -152,10 +152,10 @@ def check_clients_with_one_image_or_none(subject: Subject) -> None:
     """A client with a single image and one with none do not break a round: a mean over no images is NaN."""
     federation = subject.federation()
     sites = federation.data.clients
-    site, none = sites[-1], sites[-1].labelled[:0]
-    one = site.unlabelled[:1]
-    sites[-1] = SiteData(none, none, one) if len(one) else SiteData(site.labelled[:1], site.labels[:1], none)
-    sites[-2] = SiteData(none, none, none)
+    site, empty = sites[-1], sites[-1].labelled[:0]
+    image = site.unlabelled[:1]
+    sites[-1] = SiteData(empty, empty, image) if len(image) else SiteData(site.labelled[:1], site.labels[:1], empty)
+    sites[-2] = SiteData(empty, empty, empty)
     rounds_until(federation, 2)
 
 
@@ -228,7 +228,7 @@ def check_replayed_steps_equal_the_reference(subject: Subject) -> None:
         "a StepNumber in on_train_start), or Python code takes a decision that must be left to tensors",
     )
     replay = federation.engine.seats[0].replay
-    if replay and replay.met:  # else its optimisers cannot be recorded
+    if replay and replay.repeatable:  # else its optimisers cannot be recorded
         assert replay.taken["replayed"], "no step is replayed, because no two batches of a client have the same shapes"
 
 
@@ -289,19 +289,19 @@ def differences(subject: Subject, circumstances: Collection[str]) -> list[str]:
     """How two rounds in these circumstances and no others differ from the reference run, in words."""
     assert subject.reference  # made before the fakes
     with ExitStack() as stack:
-        for path, told in [pair for name in circumstances for pair in FAKES[name].items()]:
+        for path, fake in [pair for name in circumstances for pair in FAKES[name].items()]:
             module, _, function = path.rpartition(".")
             real = getattr(sys.modules[module], function)
             for owner in (sys.modules[module], *own_modules(subject.cls).values()):  # some import it by name
-                for name in [name for name, value in vars(owner).items() if value is real]:
-                    stack.enter_context(patch.object(owner, name, lambda told=told: told))
+                for alias in [alias for alias, value in vars(owner).items() if value is real]:
+                    stack.enter_context(patch.object(owner, alias, lambda fake=fake: fake))
         if RANK in circumstances:
             stack.enter_context(patch.dict(os.environ, RANKS))
         federation = subject.federation()
         (seat,) = federation.engine.seats
         if RANK in circumstances:
-            there: Any = SimpleNamespace(loggers=[], global_rank=1, world_size=3)
-            seat.site._context = replace(seat.context, fabric=there)
+            fabric: Any = SimpleNamespace(loggers=[], global_rank=1, world_size=3)
+            seat.site._context = replace(seat.context, fabric=fabric)
         if ORDER in circumstances:
             stack.enter_context(patch.object(collectives, "assign", backwards))
         return subject.differences(federation, 2)

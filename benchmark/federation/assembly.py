@@ -176,19 +176,19 @@ def check_batches(method: FedMethod, data: FSSLDataModule, context: RunContext) 
                 return
     engine, tried = Engine(copy.deepcopy(method), context), set()
     for client in range(data.num_clients):
-        own = data.client(client)
-        streams = method.streams(own)
+        site = data.client(client)
+        streams = method.streams(site)
         sizes = tuple((name, len(stream)) for name, stream in streams.items())
-        single = [name for name, s in streams.items() if s.min_batch == 1 and len(s) % s.batch_size == 1 % s.batch_size]
+        single = [(name, s) for name, s in streams.items() if s.min_batch == 1 and (len(s) - 1) % s.batch_size == 0]
         if not single or sizes in tried:
             continue
         tried.add(sizes)
-        visit = context.visit(0, client, own)
+        visit = context.visit(0, client, site)
         try:
             engine.run_visit(visit, engine.send(visit, method.tensors("shared", "server")), None)
         except RunError as error:
             if ONE_IMAGE in str(error):
-                name, stream = single[0], streams[single[0]]
+                name, stream = single[0]
                 raise ConfigError(
                     f"client {client} has {len(stream)} {name} images: in batches of {stream.batch_size} the last one "
                     "has a single image, on which batch norm cannot train here; leave such batches out with "

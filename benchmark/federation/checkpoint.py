@@ -106,8 +106,8 @@ class Checkpoint:
     def __init__(self, path: Path, every_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.path, self.every_s, self.clock = path, every_s, clock
         self.folder = path.with_suffix(".clients")
-        self.known: dict[Key, tuple[str, int | None]] = {}  # the file of a client, and the round that it is of
-        self.now, self.before = set[str](), set[str]()  # files that the head names, and its predecessor
+        self.saved: dict[Key, tuple[str, int | None]] = {}  # the file of a client, and the round that it is of
+        self.files, self.previous_files = set[str](), set[str]()  # that the head names, and its predecessor
         self.last, self.cost = clock(), 0.0  # when a save ended, and the seconds that it took
 
     def due(self) -> bool:
@@ -130,13 +130,13 @@ class Checkpoint:
         head |= {"kept": {part: {} for part in PER_CLIENT}, **{part: {} for part in PER_CLIENT}}
         files, oldest = dict[Key, str](), set[str]()
         try:
-            for key, own in entries.items():
+            for key, value in entries.items():
                 part, client = key
-                name = head["kept"][part][client] = self._file_of(key, own, state)
+                name = head["kept"][part][client] = self._file_of(key, value, state)
                 if name:
                     files[key] = name
                 else:  # no tensors: not worth a file
-                    head[part][client] = own
+                    head[part][client] = value
             body = dumped(head)
             with replacing(self.path) as file:
                 file.write(MAGIC + hashlib.sha256(body).digest())
@@ -144,12 +144,13 @@ class Checkpoint:
                 file.flush()  # a full disk is met here
                 if self.path.exists():
                     os.replace(self.path, previous(self.path))
-                    oldest, self.before = self.before, self.now
+                    oldest, self.previous_files = self.previous_files, self.files
         except (OSError, RunError):
-            self._discard(set(files.values()) - self.now - self.before)
+            self._discard(set(files.values()) - self.files - self.previous_files)
             raise
-        self.known, self.now = {key: (name, _changed(state, key)) for key, name in files.items()}, set(files.values())
-        self._discard(oldest - self.before - self.now)
+        self.saved = {key: (name, _changed(state, key)) for key, name in files.items()}
+        self.files = set(files.values())
+        self._discard(oldest - self.previous_files - self.files)
         self.last = self.clock()
         self.cost = self.last - began
 
@@ -163,52 +164,52 @@ class Checkpoint:
             RunError: files exist but no checkpoint is intact.
             pickle.UnpicklingError: an intact one holds more than tensors and plain data.
         """
-        wrong, state = [], None
+        damages, state = [], None
         for candidate in (self.path, previous(self.path)):
             if state is None and candidate.exists():
                 try:
                     state = self._read(candidate)
                 except Damaged as damage:
-                    wrong.append(str(damage))
-                    continue
-                with suppress(OSError):
-                    os.replace(candidate, self.path)
-                self.before = files_of(previous(self.path))
-        if state is None and wrong:
+                    damages.append(str(damage))
+                else:
+                    with suppress(OSError):
+                        os.replace(candidate, self.path)
+                    self.previous_files = files_of(previous(self.path))
+        if state is None and damages:
             raise RunError(
-                f"{self.path.parent}: no checkpoint is intact ({'; '.join(wrong)}); delete {self.path.name} and "
+                f"{self.path.parent}: no checkpoint is intact ({'; '.join(damages)}); delete {self.path.name} and "
                 f"{previous(self.path).name} to start this run over"
             )
-        self._discard({file.name for file in self.folder.glob("*")} - self.now - self.before)
+        self._discard({file.name for file in self.folder.glob("*")} - self.files - self.previous_files)
         return state
 
     def _read(self, path: Path) -> dict[str, Any]:
         """The state of the checkpoint with this head."""
-        state, known = _head(path), dict[Key, tuple[str, int | None]]()
+        state, saved = _head(path), dict[Key, tuple[str, int | None]]()
         for part, files in state.pop("kept", {}).items():
-            here, state[part] = state[part], {}
+            values, state[part] = state[part], {}
             for client, name in files.items():
                 if name:
-                    file = self.folder / name
-                    here[client] = opened(read_intact(file, name.rpartition("-")[2].removesuffix(".pt")))
-                    known[part, client] = name, _changed(state, (part, client))
-                state[part][client] = here[client]
-        self.known, self.now = known, {name for name, _ in known.values()}
+                    digest = name.rpartition("-")[2].removesuffix(".pt")
+                    values[client] = opened(read_intact(self.folder / name, digest))
+                    saved[part, client] = name, _changed(state, (part, client))
+                state[part][client] = values[client]
+        self.saved, self.files = saved, {name for name, _ in saved.values()}
         return state
 
-    def _file_of(self, key: Key, own: Any, state: Mapping[str, Any]) -> str:
+    def _file_of(self, key: Key, value: Any, state: Mapping[str, Any]) -> str:
         """Name of the file of what a client keeps, written unless it is there; empty if there is no tensor in it."""
         part, client = key
-        name, saved = self.known.get(key, ("", None))
-        if saved is not None and saved == _changed(state, key):
+        name, saved_round = self.saved.get(key, ("", None))
+        if saved_round is not None and saved_round == _changed(state, key):
             return name
-        if isinstance(own, OnDisk):
-            name = f"{part}-{client}-{own.digest}.pt"
-            own.give(self.folder / name)
-        elif not tensors_in(own):
+        if isinstance(value, OnDisk):
+            name = f"{part}-{client}-{value.digest}.pt"
+            value.give(self.folder / name)
+        elif not tensors_in(value):
             return ""
         else:
-            body = dumped(own, f"state[{part!r}][{client!r}]")
+            body = dumped(value, f"state[{part!r}][{client!r}]")
             name = f"{part}-{client}-{hashlib.sha256(body).hexdigest()}.pt"
             self.folder.mkdir(exist_ok=True)
             with replacing(self.folder / name) as file:
@@ -223,9 +224,9 @@ class Checkpoint:
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
     """Write all of ``state`` to the checkpoint ``path``; see ``Checkpoint.save``."""
-    one = Checkpoint(path)
-    one.now, one.before = files_of(path), files_of(previous(path))
-    one.save(state)
+    checkpoint = Checkpoint(path)
+    checkpoint.files, checkpoint.previous_files = files_of(path), files_of(previous(path))
+    checkpoint.save(state)
 
 
 def load(path: Path) -> dict[str, Any] | None:
@@ -235,10 +236,10 @@ def load(path: Path) -> dict[str, Any] | None:
 
 def sent_to_all(fabric: Fabric, state: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The first process's state, in every process; what a client keeps is a message of its own."""
-    rest, entries = ({}, {}) if state is None else _parted(state)
-    if not (rest := from_first(fabric, rest)):
+    rest, entries = _parted(state or {})
+    if not (whole := from_first(fabric, rest)):
         return None
-    whole = {**rest, **{part: {} for part in PER_CLIENT}}
+    whole |= {part: {} for part in PER_CLIENT}
     for part, client in from_first(fabric, list(entries)):
         whole[part][client] = to_device(from_first(fabric, entries.get((part, client))), torch.device("cpu"))
     return whole
@@ -272,7 +273,7 @@ def files_of(path: Path) -> set[str]:
 def _parted(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Key, Any]]:
     """A state without what is stored by client, and that."""
     rest = {key: value for key, value in state.items() if key not in PER_CLIENT}
-    return rest, {(part, client): own for part in PER_CLIENT for client, own in state.get(part, {}).items()}
+    return rest, {(part, client): value for part in PER_CLIENT for client, value in state.get(part, {}).items()}
 
 
 def _changed(state: Mapping[str, Any], key: Key) -> int | None:

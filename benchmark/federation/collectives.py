@@ -38,21 +38,21 @@ def all_gather(fabric: Fabric, mine: Any) -> list[Any]:
     layouts = [(tensor.shape, tensor.dtype, tensor.stride()) for tensor in tensors]
     messages: list[Any] = [None] * fabric.world_size
     dist.all_gather_object(messages, (skeleton, layouts))
-    everyone = []
-    for rank, (theirs, wanted) in enumerate(messages):
-        sizes = [shape.numel() * dtype.itemsize for shape, dtype, _ in wanted]
+    values = []
+    for rank, (their_skeleton, their_layouts) in enumerate(messages):
+        sizes = [shape.numel() * dtype.itemsize for shape, dtype, _ in their_layouts]
         flat = torch.empty(sum(sizes), dtype=torch.uint8, device=fabric.device)
         if rank == fabric.global_rank and tensors:
             torch.cat([_as_bytes(tensor).to(fabric.device) for tensor in tensors], out=flat)
         if len(flat):
             dist.broadcast(flat, src=rank)
         if rank == fabric.global_rank:
-            everyone.append(mine)
+            values.append(mine)
             continue
-        parts = zip(torch.split(flat, sizes), wanted, strict=True) if sizes else ()
+        parts = zip(torch.split(flat, sizes), their_layouts, strict=True) if sizes else ()
         received = [part.clone().view(dtype).as_strided(shape, stride) for part, (shape, dtype, stride) in parts]
-        everyone.append(join_tensors(theirs, received))
-    return everyone
+        values.append(join_tensors(their_skeleton, received))
+    return values
 
 
 def gather_results(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
@@ -65,20 +65,21 @@ def gather_results(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
     """
     if fabric.world_size == 1:
         return [work()]
-    found, failed, told = None, None, None
+    result, failure, report = None, None, None
     try:
-        found = work()
+        result = work()
     except Exception as error:
-        failed = error
-        told = error if isinstance(error, RunError) else RunError(message_of(error)), traceback.format_exc()
-    everyone = all_gather(fabric, (told, found))
-    if failed is not None:
-        raise failed
-    for theirs, _ in everyone:
-        if theirs is not None:
-            theirs[0].add_note(theirs[1])
-            raise theirs[0]
-    return [theirs for _, theirs in everyone]
+        failure = error
+        run_error = error if isinstance(error, RunError) else RunError(message_of(error))
+        report = run_error, traceback.format_exc()
+    messages = all_gather(fabric, (report, result))
+    if failure is not None:
+        raise failure
+    for reported, _ in messages:
+        if reported is not None:
+            reported[0].add_note(reported[1])
+            raise reported[0]
+    return [result for _, result in messages]
 
 
 def on_first(fabric: Fabric, work: Callable[[], Found]) -> Found | None:
@@ -141,13 +142,13 @@ class JointMean:
 
     def __init__(self, fabric: Fabric, like: Mapping[str, Tensor]) -> None:
         self.fabric, self.like = fabric, like
-        self.own: dict[tuple[int, int], Mapping[str, Tensor]] = {}  # by client and repeat
+        self.uploads: dict[tuple[int, int], Mapping[str, Tensor]] = {}  # of this process, by client and repeat
 
     def take(self, upload: Upload | None) -> Upload | None:
         """Keep the tensors of an upload of this process; what is left of it goes to all processes."""
         if upload is None:
             return None
-        self.own[upload.visit.client, upload.visit.repeat] = upload.tensors
+        self.uploads[upload.visit.client, upload.visit.repeat] = upload.tensors
         return replace(upload, tensors={}, bytes=upload.num_bytes)
 
     def for_server(self, upload: Upload) -> Upload:
@@ -161,21 +162,21 @@ class JointMean:
             RunError: weights that cannot be normalised, or several for one upload.
         """
         checked = checked_weights(parts, weights).tolist()
-        given = {(part.visit.client, part.visit.repeat): w for part, w in zip(parts, checked, strict=True)}
-        if len(given) < len(parts):
+        weight_of = {(part.visit.client, part.visit.repeat): w for part, w in zip(parts, checked, strict=True)}
+        if len(weight_of) < len(parts):
             raise RunError("aggregation: an upload is averaged twice (--sums by_rank); give each upload one weight")
         own: dict[str, Tensor] = {}
-        for key in sorted(self.own):
-            if weight := given.get(key):
-                for name, value in self.own[key].items():
+        for key in sorted(self.uploads):
+            if weight := weight_of.get(key):
+                for name, value in self.uploads[key].items():
                     wide = value.to(torch.float64)
                     own[name] = own[name].add_(wide, alpha=weight) if name in own else wide * weight
         total: dict[str, Tensor] = {}
-        for theirs in all_gather(self.fabric, own):
-            total |= {name: total[name] + value if name in total else value for name, value in theirs.items()}
-        by = fsum(given.values())
+        for sums in all_gather(self.fabric, own):
+            total |= {name: total[name] + value if name in total else value for name, value in sums.items()}
+        total_weight = fsum(weight_of.values())
         return {
-            name: (total[name] / by).to(like.dtype if like.is_floating_point() else torch.float32)
+            name: (total[name] / total_weight).to(like.dtype if like.is_floating_point() else torch.float32)
             for name, like in self.like.items()
         }
 

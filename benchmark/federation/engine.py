@@ -59,8 +59,9 @@ class Engine:
         copies = [] if seats == 1 or self.sequential else [copy.deepcopy(method) for _ in range(seats - 1)]
         self.initial = method.tensors(*get_args(Scope))
         replay = replay and not context.callbacks
-        self.seats = [Seat(one, context, self.initial, bool(copies) or replay, replay) for one in (method, *copies)]
-        if copies or replay:
+        own_stream = bool(copies) or replay
+        self.seats = [Seat(module, context, self.initial, own_stream, replay) for module in (method, *copies)]
+        if own_stream:
             require_own_draws(method)
         self.shared_optimizer_state: OptimizerStates = []
 
@@ -75,9 +76,9 @@ class Engine:
 
         Empty without replay.
         """
-        taken = [seat.replay.taken for seat in self.seats if seat.replay is not None]
-        ways = {way: sum(own[way] for own in taken) for way in ("captured", "replayed", "eager")}
-        return {"slots": len(taken), **ways} if taken else {}
+        replays = [seat.replay for seat in self.seats if seat.replay is not None]
+        steps = {way: sum(replay.taken[way] for replay in replays) for way in ("captured", "replayed", "eager")}
+        return {"slots": len(replays), **steps} if replays else {}
 
     def kept_bytes(self) -> int:
         """Bytes that a client keeps between visits: its personal tensors and the optimiser state that is kept."""
@@ -117,9 +118,9 @@ class Engine:
                 results |= self.run_in_turns({visit: sent[visit] for visit in together}, kept)
             return results
         for visit in visits:
-            results[visit], left = self.run_visit(visit, sent[visit], kept.get(visit.client))
+            results[visit], state = self.run_visit(visit, sent[visit], kept.get(visit.client))
             if results[visit].counts:
-                kept[visit.client] = left
+                kept[visit.client] = state
         return results
 
     def send(self, visit: Visit, server: Mapping[str, Tensor]) -> Sent:
@@ -130,17 +131,17 @@ class Engine:
 
     def run_visit(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[VisitResult, ClientState]:
         """Run one visit in the first seat; returns its result and what the client keeps."""
-        seat, state = self.seats[0], self.start_of(state)
+        seat = self.seats[0]
         with self.context.seeded(*stream_of(visit)):
-            site, work = seat.begin_visit(visit, sent, state)
+            site, work = seat.begin_visit(visit, sent, self.start_of(state))
             with seat.turn(visit):
                 site.fit(work, seat.replay)
-            result, left = seat.end_visit(sent)
+            result, state = seat.end_visit(sent)
         if self.sequential:
             if result.counts:
-                self.shared_optimizer_state = left.optimizers
-            left.optimizers = []
-        return result, left
+                self.shared_optimizer_state = state.optimizers
+            state.optimizers = []
+        return result, state
 
     def start_of(self, state: ClientState | None) -> ClientState:
         """What a client's next visit starts from: what it has kept, and the optimisers' state that clients share."""
@@ -149,36 +150,36 @@ class Engine:
 
     def run_in_turns(self, sent: dict[Visit, Sent], kept: MutableMapping[int, ClientState]) -> dict[Visit, VisitResult]:
         """Run visits of different clients, one in each seat; the seats take turns with each step."""
-        taken, walks, results = self.assign_seats(list(sent)), {}, {}
-        for visit, seat in taken.items():
+        seats, running, results = self.assign_seats(list(sent)), {}, {}
+        for visit, seat in seats.items():
             with self.context.seeded(*stream_of(visit)):
                 site, work = seat.begin_visit(visit, sent[visit], kept.get(visit.client))
-            walks[visit] = site.train(work, seat.replay)
-        while walks:
-            for visit, steps in list(walks.items()):
-                with taken[visit].turn(visit):
+            running[visit] = site.train(work, seat.replay)
+        while running:
+            for visit, steps in list(running.items()):
+                with seats[visit].turn(visit):
                     if next(steps, "done") == "done":
-                        del walks[visit]
-        for visit, seat in taken.items():
+                        del running[visit]
+        for visit, seat in seats.items():
             with self.context.seeded(*stream_of(visit)):
-                results[visit], left = seat.end_visit(sent[visit])
+                results[visit], state = seat.end_visit(sent[visit])
             if results[visit].counts:
-                kept[visit.client] = left
+                kept[visit.client] = state
         return results
 
-    def assign_seats(self, together: Sequence[Visit]) -> dict[Visit, "Seat"]:
+    def assign_seats(self, visits: Sequence[Visit]) -> dict[Visit, "Seat"]:
         """A seat for each visit, in the order of the visits.
 
         Preferred is one that has been a client of the same size, since it has recorded such steps; then the one that
         has met the fewest sizes.
         """
-        free, taken = list(self.seats), dict[Visit, Seat]()
-        for visit in together:
+        free, assigned = list(self.seats), dict[Visit, Seat]()
+        for visit in visits:
             seat = min(free, key=lambda seat: (visit.size not in seat.sizes, len(seat.sizes)))
             free.remove(seat)
             seat.sizes.add(visit.size)
-            taken[visit] = seat
-        return taken
+            assigned[visit] = seat
+        return assigned
 
     def run_server(
         self, round: int, states: OptimizerStates | None, before: bool
@@ -200,7 +201,7 @@ class Engine:
             seat.train_mode()
             self.method.server_step(site)
             seat.check_visit()
-            return seat.result(None), site.optimizer_states
+            return seat.detach(None), site.optimizer_states
 
     @contextmanager
     def hook_context(self, hook: str, round: int) -> Iterator[None]:
@@ -257,13 +258,13 @@ class Seat:
         """The client uploads; returns the result of the visit and what the client keeps."""
         method, site = self.method, self.site
         with self.turn(site.visit):
-            made = method.make_upload(site)
+            upload = method.make_upload(site)
             self.check_visit()
-            result = self.result(hooks.upload(made, self.shared), sent.bytes)
-            kept = ClientState(method.tensors("personal"), site.optimizer_states)
+            result = self.detach(hooks.upload(upload, self.shared), sent.bytes)
+            state = ClientState(method.tensors("personal"), site.optimizer_states)
         if self.stream is not None:
             self.accelerator.current_stream(self.context.data.device).wait_stream(self.stream)
-        return result, kept
+        return result, state
 
     def attach(self, visit: Visit, data: SiteData, states: OptimizerStates) -> LocalSite:
         """Connect the copy to a visit: its tally, its site, and its generator, freshly seeded.
@@ -284,23 +285,22 @@ class Seat:
         method._engine.tally, method._engine.site = self.tally, self.site
         return self.site
 
-    def result(self, upload: Upload | None, bytes_down: int = 0) -> VisitResult:
+    def detach(self, upload: Upload | None, bytes_down: int = 0) -> VisitResult:
         """Disconnect the copy from the visit; returns the result of that.
 
         Raises:
             RunError: something in it is not finite, and the run, or the server's visit, does not leave it out.
         """
         self.method._engine.tally = self.method._engine.site = self.method.trainer = None
-        logged = self.tally.taken() | measured(self.site).taken()
-        result = VisitResult(upload, logged, bytes_down, self.site.steps)
-        what = not_finite(result)
-        if what and (self.site.visit.at_server or not self.context.skips):
+        result = VisitResult(upload, self.tally.taken() | measured(self.site).taken(), bytes_down, self.site.steps)
+        culprit = not_finite(result)
+        if culprit and (self.site.visit.at_server or not self.context.skips):
             raise RunError(
-                f"{what} {NOT_FINITE}. The last checkpoint is intact; lower the learning rate, take masked_mean of "
+                f"{culprit} {NOT_FINITE}. The last checkpoint is intact; lower the learning rate, take masked_mean of "
                 "methods.parts.tensors for a mean over a mask that may be empty, or try --precision 32-true if this "
                 "was mixed precision"
             )
-        return result._replace(counts=not what)
+        return result._replace(counts=not culprit)
 
     def train_mode(self) -> None:
         """Training mode for all parts but those that were built in evaluation mode, as in a fit of Lightning's."""

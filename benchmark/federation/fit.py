@@ -99,8 +99,8 @@ class Fit:
         self.optimizers, schedulers, monitor = ([], [], None) if made is None else pl_optim._configure_optimizers(made)
         self.lr_scheduler_configs = pl_optim._configure_schedulers_automatic_opt(schedulers, monitor)
         load_states(self.optimizers, states)
-        wrapped = pl_optim.LightningOptimizer._to_lightning_optimizer  # it holds this fit by a weak reference
-        self._lightning_optimizers = [wrapped(one, self) for one in self.optimizers]  # type: ignore[arg-type]
+        wrap = pl_optim.LightningOptimizer._to_lightning_optimizer  # it holds this fit by a weak reference
+        self._lightning_optimizers = [wrap(optimizer, self) for optimizer in self.optimizers]  # type: ignore[arg-type]
 
     def run(
         self, batches: Callable[[int], Iterable[Batch]], step: Callable[[Batch, int], None] | None = None
@@ -159,8 +159,8 @@ class Fit:
 
         def closure() -> Tensor | None:
             with method.autocast():
-                made = method.training_step(batch, number)
-            outputs.update(hooks.step_outputs(made, method.automatic_optimization))
+                returned = method.training_step(batch, number)
+            outputs.update(hooks.step_outputs(returned, method.automatic_optimization))
             loss: Tensor | None = outputs.get("loss")
             if method.automatic_optimization:
                 self.call("on_before_zero_grad", self.optimizers[0])
@@ -193,13 +193,13 @@ class Fit:
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
         """Behind ``step`` of the optimisers that ``LightningModule.optimizers`` gives."""
         method = self.method
-        made = closure()
+        loss = closure()
         self.call("on_before_optimizer_step", optimizer)
         if method.automatic_optimization:
             method.configure_gradient_clipping(optimizer, self.gradient_clip_val, self.gradient_clip_algorithm)
         optimizer.step(**kwargs)
         self.global_step += 1
-        return made
+        return loss
 
     def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str = "norm") -> None:
         """Clip by total norm or by ``value``; 0 does not clip."""
@@ -224,7 +224,7 @@ def load_states(optimizers: Sequence[Optimizer], states: OptimizerStates) -> Non
     Raises:
         RunError: the states are those of other optimisers.
     """
-    if states and [len(own) for own in states] != [len(parameters_of(optimizer)) for optimizer in optimizers]:
+    if states and [len(stored) for stored in states] != [len(parameters_of(optimizer)) for optimizer in optimizers]:
         raise RunError(
             "configure_optimizers returned other optimisers than at the last visit, whose state was kept; return the "
             "same ones, or let optimizer_scopes say 'local'"
@@ -243,27 +243,28 @@ def kept_states(method: FedMethod, optimizers: Sequence[Optimizer]) -> Optimizer
         RunError: ``optimizer_scopes`` does not fit the optimisers.
     """
     scopes = list(method.optimizer_scopes())
-    if not ({*scopes} <= {"personal", "local"} or {*scopes} <= {"shared", "local"}):
+    kinds = set(scopes)
+    if not (kinds <= {"personal", "local"} or kinds <= {"shared", "local"}):
         raise RunError(
             f"optimizer_scopes names {', '.join(map(repr, scopes))}; combine either personal and local, or shared and "
             "local"
         )
-    scopes = scopes * len(optimizers) if len(scopes) == 1 else scopes
-    if {*scopes} == {"local"}:
+    if kinds == {"local"}:
         return []
+    scopes = scopes * len(optimizers) if len(scopes) == 1 else scopes
     return [
         [{} if scope == "local" else copied(optimizer.state.get(p, {})) for p in parameters_of(optimizer)]
         for scope, optimizer in zip(scopes, optimizers, strict=True)
     ]
 
 
-def copied(state: Mapping[str, Any], device: Any = None, step: Any = None) -> dict[str, Any]:
-    """A copy of a parameter's state, with tensors of its own on ``device``, but its number of steps on ``step``."""
-    made = dict(state)
+def copied(state: Mapping[str, Any], device: Any = None, step_device: Any = None) -> dict[str, Any]:
+    """A copy of a parameter's state, with tensors of its own on ``device``, its number of steps on ``step_device``."""
+    copy = dict(state)
     for name, value in state.items():
         if isinstance(value, Tensor):
-            made[name] = value.to(device=step if name == "step" else device, copy=True, non_blocking=True)
-    return made
+            copy[name] = value.to(device=step_device if name == "step" else device, copy=True, non_blocking=True)
+    return copy
 
 
 def round_rates(optimizers: Sequence[Optimizer]) -> None:

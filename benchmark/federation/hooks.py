@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import accumulate
 from operator import index
 from typing import Any, get_args
 
@@ -28,12 +29,11 @@ def check_declarations(method: FedMethod) -> None:
     name = type(method).__name__
     if not hasattr(method, "_engine"):
         raise ConfigError(f"{name}.__init__ must call super().__init__(model, **base)")
-    registered = list(method.registered())
-    parts = {".".join(one.split(".")[:depth]) for one in registered for depth in range(1, one.count(".") + 2)}
+    prefixes = {prefix for path in method.registered() for prefix in accumulate(path.split("."), "{}.{}".format)}
     for prefix, scope in method.scopes.items():
         _require_known(f"{name}.scopes: {prefix!r} has the scope", scope, get_args(Scope))
         if not _is_empty(method, prefix):
-            _require_known(f"{name}.scopes: no registered tensor (parameter or buffer) begins with", prefix, parts)
+            _require_known(f"{name}.scopes: no registered tensor (parameter or buffer) begins with", prefix, prefixes)
     for stream in method.views:
         _require_known(f"{name}.views has a stream", stream, ("labelled", "unlabelled"))
     for part in method._modules:
@@ -48,43 +48,45 @@ def uploads_needed(cls: type) -> str:
     base says so or, without saying anything, overrides a hook that gets them.
     """
 
-    def own(one: type) -> str:
-        usual = "each" if {"aggregate", "remember"} & vars(one).keys() else "mean"
-        return str(vars(one).get("uploads_needed", usual))
+    def needed(base: type) -> str:
+        default = "each" if {"aggregate", "remember"} & vars(base).keys() else "mean"
+        return str(vars(base).get("uploads_needed", default))
 
-    return "each" if any(own(one) == "each" for one in cls.__mro__) else "mean"
+    return "each" if any(needed(base) == "each" for base in cls.__mro__) else "mean"
 
 
-def cohorts(made: Any, num_clients: int) -> list[list[int]]:
+def cohorts(returned: Any, num_clients: int) -> list[list[int]]:
     """The cohorts that ``select_clients`` returned.
 
     Raises:
         RunError: a client does not exist.
     """
-    given = list(made) if isinstance(made, Iterable) else [made]
-    if not all(isinstance(cohort, Iterable) for cohort in given):
-        raise RunError(f"it returned {made!r:.80}; give a list of cohorts, each a list of client ids: [[0, 1]]")
-    found = [[index(one) if hasattr(one, "__index__") else one for one in cohort] for cohort in given]
-    _require_clients([client for cohort in found for client in cohort], num_clients)
-    return found
+    selected = list(returned) if isinstance(returned, Iterable) else [returned]
+    if not all(isinstance(cohort, Iterable) for cohort in selected):
+        raise RunError(f"it returned {returned!r:.80}; give a list of cohorts, each a list of client ids: [[0, 1]]")
+    ids = [[index(client) if hasattr(client, "__index__") else client for client in cohort] for cohort in selected]
+    _require_clients([client for cohort in ids for client in cohort], num_clients)
+    return ids
 
 
-def step_outputs(made: Any, automatic: bool) -> dict[str, Any]:
+def step_outputs(returned: Any, automatic: bool) -> dict[str, Any]:
     """What ``training_step`` returned, as a dict; a tensor is its ``loss``, and ``None`` is empty.
 
     Args:
-        made: what it returned.
+        returned: what it returned.
         automatic: whether the framework takes the step, for which it needs a scalar loss (or ``None``: no step).
 
     Raises:
         RunError: it is something else.
     """
-    outputs = {} if made is None else dict(made) if isinstance(made, Mapping) else {"loss": made}
+    if returned is None:
+        return {}
+    outputs = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
     loss = outputs.get("loss")
-    if automatic and made is not None and not (isinstance(loss, Tensor) and loss.ndim == 0):
-        told = f"a tensor of shape {list(made.shape)}" if isinstance(made, Tensor) else f"{made!r:.80}"
+    if automatic and not (isinstance(loss, Tensor) and loss.ndim == 0):
+        kind = f"a tensor of shape {list(returned.shape)}" if isinstance(returned, Tensor) else f"{returned!r:.80}"
         raise RunError(
-            f"training_step returned {told}; with automatic optimisation it returns a scalar loss, a "
+            f"training_step returned {kind}; with automatic optimisation it returns a scalar loss, a "
             "dict with a scalar 'loss', or None"
         )
     if automatic and loss is not None and not loss.requires_grad:
@@ -105,50 +107,48 @@ def require_shape(probabilities: Tensor, shape: list[int]) -> None:
         )
 
 
-def upload(made: Upload | None, shared: Mapping[str, Tensor]) -> Upload | None:
+def upload(returned: Upload | None, shared: Mapping[str, Tensor]) -> Upload | None:
     """What ``make_upload`` returned, in tensors of its own.
 
     Args:
-        made: what it returned.
+        returned: what it returned.
         shared: the server's tensors that clients upload.
 
     Raises:
         RunError: its tensors are not exactly the shared ones, in name and shape, or its weight is negative.
     """
-    if made is None:
+    if returned is None:
         return None
-    if not isinstance(made, Upload):
-        raise RunError(f"make_upload returned a {type(made).__name__}; it returns an Upload, or None")
-    for name in {**shared, **made.tensors}:
-        if name not in made.tensors:
+    if not isinstance(returned, Upload):
+        raise RunError(f"make_upload returned a {type(returned).__name__}; it returns an Upload, or None")
+    for key in {**shared, **returned.tensors}:
+        if key not in returned.tensors:
             raise RunError(
-                f"make_upload leaves out {name!r}; upload all shared tensors, and give what is not uploaded another "
+                f"make_upload leaves out {key!r}; upload all shared tensors, and give what is not uploaded another "
                 "scope (personal, local, server or frozen)"
             )
-        if name not in shared or made.tensors[name].shape != shared[name].shape:
-            raise RunError(
-                f"make_upload gives {name!r}, which is not shared, or another shape than it has; use `stats`"
-            )
-    made.weight = float(made.weight)
-    if made.weight < 0:
-        raise RunError(f"make_upload gives the weight {made.weight}; give a number from 0")
-    made.bytes = None if made.bytes is None else index(made.bytes)
+        if key not in shared or returned.tensors[key].shape != shared[key].shape:
+            raise RunError(f"make_upload gives {key!r}, which is not shared, or another shape than it has; use `stats`")
+    returned.weight = float(returned.weight)
+    if returned.weight < 0:
+        raise RunError(f"make_upload gives the weight {returned.weight}; give a number from 0")
+    returned.bytes = None if returned.bytes is None else index(returned.bytes)
     # They may lie in tensors of the module or of an optimiser, which the next client writes into.
-    return replace(made, tensors=_copies(made.tensors), stats=_copies(made.stats))
+    return replace(returned, tensors=_copies(returned.tensors), stats=_copies(returned.stats))
 
 
-def remembered(made: Any, num_clients: int) -> dict[int, dict[str, Tensor]]:
+def remembered(memory: Any, num_clients: int) -> dict[int, dict[str, Tensor]]:
     """What ``remember`` returned, in tensors of its own.
 
     Raises:
         RunError: a key is not a client id.
     """
-    if not isinstance(made, Mapping):
+    if not isinstance(memory, Mapping):
         raise RunError(
-            f"it returned a {type(made).__name__}; it returns tensors by name, by client: {{client: {{...}}}}"
+            f"it returned a {type(memory).__name__}; it returns tensors by name, by client: {{client: {{...}}}}"
         )
-    _require_clients(made, num_clients)
-    return {client: _copies(own) for client, own in made.items()}
+    _require_clients(memory, num_clients)
+    return {client: _copies(tensors) for client, tensors in memory.items()}
 
 
 def in_place(method: FedMethod) -> None:
@@ -201,8 +201,8 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in tensors.items()}
 
 
-def _require_clients(given: Iterable[Any], num_clients: int) -> None:
-    for client in given:
+def _require_clients(clients: Iterable[Any], num_clients: int) -> None:
+    for client in clients:
         if not isinstance(client, int) or not 0 <= client < num_clients:
             raise RunError(f"there is no client {client!r}; ids run from 0 to {num_clients - 1}")
 
@@ -221,12 +221,12 @@ def _check_hooks(cls: type, name: str) -> None:
     """Refuse what is named almost like a hook, or ``on_...`` like none: it would never be called."""
     hooks = [hook for hook in vars(FedMethod) if not hook.startswith("_")]
     hooks += [hook for hook in dir(L.LightningModule) if hook.startswith(("on_", "configure_"))]
-    own = {one for base in cls.__mro__ if base not in FedMethod.__mro__ for one in vars(base)}
-    for one in sorted(own):
-        close = get_close_matches(one, hooks, n=1, cutoff=0.0 if one.startswith("on_") else ALIKE)
-        if close and not one.startswith("_") and not hasattr(FedMethod, one):
+    members = {member for base in cls.__mro__ if base not in FedMethod.__mro__ for member in vars(base)}
+    for member in sorted(members):
+        close = get_close_matches(member, hooks, n=1, cutoff=0.0 if member.startswith("on_") else ALIKE)
+        if close and not member.startswith("_") and not hasattr(FedMethod, member):
             raise ConfigError(
-                f"{name}.{one} is never called: did you mean {close[0]!r}? If it is no hook, give it another name"
+                f"{name}.{member} is never called: did you mean {close[0]!r}? If it is no hook, give it another name"
             )
 
 

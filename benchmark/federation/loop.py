@@ -83,9 +83,9 @@ class Federation:
         self.rounds, self.eval_every = rounds, eval_every
         self.average_last = min(average_last, rounds)
         self.joins_sums = sums == "by_rank" and hooks.uploads_needed(type(method)) == "mean"
-        self.callbacks = [one for one in callbacks if hasattr(one, "on_round_end")]
-        lightnings = [one for one in callbacks if isinstance(one, Callback)]
-        context = RunContext(data, seed, rounds, fabric, nonfinite == "skip", lightnings)
+        self.callbacks = [callback for callback in callbacks if hasattr(callback, "on_round_end")]
+        lightning_callbacks = [callback for callback in callbacks if isinstance(callback, Callback)]
+        context = RunContext(data, seed, rounds, fabric, nonfinite == "skip", lightning_callbacks)
         self.engine = Engine(method, context, slots or 1, replay and slots is not None)
         method.spread = self.spread = partial(collectives.spread, fabric)  # leads to no data
         self.server = method.tensors("shared", "server")
@@ -130,8 +130,9 @@ class Federation:
         if self.confusion is None:  # the run had been stopped after its last round
             self.evaluate(self.rounds - 1)
         if self.average_last:
-            last, self.averaged = self.confusion, self.evaluate_averaged()
-            self.confusion = last
+            confusion = self.confusion
+            self.averaged = self.evaluate_averaged()
+            self.confusion = confusion
 
     def run_round(self, number: int) -> dict[str, Any] | None:
         """Run one round; returns its row of metrics if it was evaluated."""
@@ -141,9 +142,10 @@ class Federation:
             self.steps += result.steps
             self.bytes_down += result.bytes_down
             self.bytes_up += 0 if result.upload is None else result.upload.num_bytes
-            self.skipped += not result.counts
             if result.counts:
                 self.changed["clients"][visit.client] = number
+            else:
+                self.skipped += 1
         self.become_server()
         self.method.visit = self.engine.context.visit(number, SERVER, self.data.server)
         logged_at_server = [("in aggregate", self.aggregate(uploads, number))] if uploads else []
@@ -151,18 +153,17 @@ class Federation:
         if number >= self.rounds - self.average_last:
             self.add_to_average()
         with self.engine.hook_context("log", number):
-            logged = sum_logged((f"by client {v.client}", one.sums) for v, one in results.items() if one.counts)
-            logged |= {f"server/{name}": value for name, value in sum_logged(logged_at_server).items()}
+            sums = sum_logged((f"by client {v.client}", result.sums) for v, result in results.items() if result.counts)
+            sums |= {f"server/{name}": value for name, value in sum_logged(logged_at_server).items()}
         if (number + 1) % self.eval_every and number + 1 < self.rounds:
             return None
-        means = recorded_means(logged)
         with self.engine.hook_context("is_warmup", number):
             warmup = {"warmup": True} if self.method.is_warmup(number) else {}
         return {
             "round": number,
             **warmup,
             **self.evaluate(),
-            **means,
+            **recorded_means(sums),
             "participants": len({v.client for v in visits}),
             "visits": len(visits),
             "steps": self.steps,
@@ -173,14 +174,14 @@ class Federation:
 
     def visits(self, number: int) -> list[Visit]:
         """Who takes part: the round's visits, cohort by cohort."""
-        visits, seen = [], Counter[int]()
+        context, visits, seen = self.engine.context, [], Counter[int]()
         with self.engine.hook_context("select_clients", number):
             cohorts = hooks.cohorts(self.method.select_clients(number, self.roster), self.data.num_clients)
         for cohort, clients in enumerate(cohorts):
             for client in clients:
-                repeat, first = seen[client], client not in self.clients and not seen[client]
-                where = {"cohort": cohort, "repeat": repeat, "first": first}
-                visits.append(self.engine.context.visit(number, client, self.data.client(client), **where))
+                site, repeat = self.data.client(client), seen[client]
+                first = repeat == 0 and client not in self.clients
+                visits.append(context.visit(number, client, site, cohort=cohort, repeat=repeat, first=first))
                 seen[client] += 1
         return visits
 
@@ -200,22 +201,29 @@ class Federation:
         def own_visits() -> tuple[dict[Visit, VisitResult], OptimizerStates]:
             results = engine.run_visits(shares[rank], self.server, self.clients)
             if joint is not None:
-                results = {v: one._replace(upload=joint.take(one.upload)) for v, one in results.items()}
+                results = {v: result._replace(upload=joint.take(result.upload)) for v, result in results.items()}
             return results, engine.shared_optimizer_state if shares[rank] else []
 
-        found: dict[Visit, VisitResult] = {}
-        for theirs, handed_on in collectives.gather_results(self.fabric, own_visits):
-            found |= theirs
-            engine.shared_optimizer_state = handed_on or engine.shared_optimizer_state
-        clients = [list(dict.fromkeys(visit.client for visit in share)) for share in shares] if ranks > 1 else [[]]
-        for start in range(0, max(map(len, clients)), CLIENTS_PER_MESSAGE):  # all processes keep all clients' states
-            own = {k: self.clients[k] for k in clients[rank][start : start + CLIENTS_PER_MESSAGE] if k in self.clients}
-            for other, kept in enumerate(collectives.all_gather(self.fabric, own)):
-                if other != rank:
-                    self.clients.update(kept)
-        results = dict(sorted(found.items(), key=lambda pair: (pair[0].client, pair[0].repeat)))
+        gathered: dict[Visit, VisitResult] = {}
+        for rank_results, optimizer_state in collectives.gather_results(self.fabric, own_visits):
+            gathered |= rank_results
+            engine.shared_optimizer_state = optimizer_state or engine.shared_optimizer_state
+        if ranks > 1:
+            self.exchange_states(shares)
+        results = {visit: gathered[visit] for visit in sorted(gathered, key=lambda visit: (visit.client, visit.repeat))}
         uploads = [result.upload for result in results.values() if result.counts and result.upload is not None]
-        return uploads if joint is None else list(map(joint.for_server, uploads)), results
+        uploads = uploads if joint is None else [joint.for_server(upload) for upload in uploads]
+        return uploads, results
+
+    def exchange_states(self, shares: Sequence[Sequence[Visit]]) -> None:
+        """Give all processes the states of the clients that each has visited (``shares``), few in one message."""
+        clients = [list(dict.fromkeys(visit.client for visit in share)) for share in shares]
+        for start in range(0, max(map(len, clients)), CLIENTS_PER_MESSAGE):
+            block = clients[self.fabric.global_rank][start : start + CLIENTS_PER_MESSAGE]
+            message = {client: self.clients[client] for client in block if client in self.clients}
+            for rank, states in enumerate(collectives.all_gather(self.fabric, message)):
+                if rank != self.fabric.global_rank:
+                    self.clients.update(states)
 
     def become_server(self) -> None:
         """Load the server's tensors into the module; nothing of the last client remains."""

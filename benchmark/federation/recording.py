@@ -162,7 +162,7 @@ class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
         out = func(*args, **kwargs)
         if before is not None:
-            self.require_known(func, tree_leaves((args, kwargs)), before)
+            self.require_own_generators(func, tree_leaves((args, kwargs)), before)
         memory = {_memory(t) for t in tree_leaves((kept_args, kept_kwargs)) if isinstance(t, Tensor)}
 
         def is_new(leaf: Any) -> bool:
@@ -172,20 +172,20 @@ class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls.append((func, kept_args, kept_kwargs, results))
         return out
 
-    def require_known(self, func: Any, given: list[Any], before: Tensor) -> None:
+    def require_own_generators(self, func: Any, args: list[Any], before: Tensor) -> None:
         """Refuse an operation that has drawn from another generator than ``generators``.
 
         Args:
             func: the operation.
-            given: its arguments.
+            args: its arguments.
             before: the state of torch's global generator before it.
 
         Raises:
             RunError: it has.
         """
-        drawn_from = {_address(one) for one in given if isinstance(one, torch.Generator)}
-        known = set(map(_address, self.generators))
-        if not drawn_from <= known or not torch.equal(before, torch.get_rng_state()):
+        drawn_from = {_address(arg) for arg in args if isinstance(arg, torch.Generator)}
+        allowed = set(map(_address, self.generators))
+        if not drawn_from <= allowed or not torch.equal(before, torch.get_rng_state()):
             raise RunError(
                 f"{func.overloadpacket} at {_place()}: a step may not draw from torch's global generator or from one "
                 "that the recording does not know, since a replay could not seed it. Draw with "
@@ -204,10 +204,10 @@ def reads_host(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _refuse(name: str) -> None:
-    own = "Take that of methods.parts.tensors. " if name == "one_hot" else ""
+    hint = "Take that of methods.parts.tensors. " if name == "one_hot" else ""
     raise RunError(
         f"{name} at {_place()}: a step may not read numbers back to the host or make shapes that depend on data, since "
-        f"a replay would not see them change. {own}Keep the number in a StepNumber or another 0-dim tensor; use masks "
+        f"a replay would not see them change. {hint}Keep the number in a StepNumber or another 0-dim tensor; use masks "
         "(torch.where, products) instead of boolean indexing; or do it in on_train_batch_start"
     )
 

@@ -57,15 +57,15 @@ class Replay:
         self.rate_type = torch.float64 if on_cpu else torch.float32  # that fused kernels read
         self.states: dict[tuple[int, Tensor], dict[str, Any]] = {}  # by number of the optimiser and parameter
         self.rates: list[Tensor] = []
-        self.held: list[Any] = []  # the numbers in ``rates``
-        self.parts = [own for part in method.modules() if "training" in (own := vars(part))]
+        self.rate_values: list[Any] = []  # the numbers in ``rates``
+        self.parts = [vars(part) for part in method.modules() if "training" in vars(part)]
         self.parameters = list(method.parameters())
-        self.settled: dict[Any, int] = {}  # numbers for settings of optimisers and modes of modules
-        self.met: Counter[Any] = Counter()
+        self.setting_ids: dict[Any, int] = {}  # numbers for settings of optimisers and modes of modules
+        self.repeatable = set[Any]()  # kinds of steps that have been taken and change no setting
         self.recorded: dict[Any, RecordedStep] = {}
         self.taken = Counter[str]()
         self.fit: Fit
-        self.restless, self.epoch, self.now = False, -1, 0  # of the present visit
+        self.setting_varies, self.epoch, self.setting = False, -1, 0  # of the present visit
 
     def begin(self, fit: Fit) -> Callable[[Batch, int], None] | None:
         """How a visit takes its steps; ``None``: its optimisers' steps cannot be recorded."""
@@ -73,12 +73,12 @@ class Replay:
             return None
         for number, optimizer in enumerate(fit.optimizers):
             for parameter in parameters_of(optimizer):
-                if own := self.states.get((number, parameter)):
-                    brought = optimizer.state.get(parameter)
-                    for name, tensor in own.items():
-                        tensor.copy_(brought[name]) if brought else tensor.zero_()
-                    optimizer.state[parameter] = dict(own)
-        self.fit, self.restless, self.epoch = fit, changes_between_steps(fit), -1
+                if seat_state := self.states.get((number, parameter)):
+                    client_state = optimizer.state.get(parameter)
+                    for name, tensor in seat_state.items():
+                        tensor.copy_(client_state[name]) if client_state else tensor.zero_()
+                    optimizer.state[parameter] = dict(seat_state)
+        self.fit, self.setting_varies, self.epoch = fit, changes_between_steps(fit), -1
         return self.take
 
     def take(self, batch: Batch, number: int) -> None:
@@ -88,21 +88,20 @@ class Replay:
         of the recorded step, so schedules move after it; elsewhere they move before it.
         """
         fit = self.fit
-        if self.restless or self.epoch != fit.current_epoch:
-            self.now, self.epoch = self.setting(fit), fit.current_epoch
-        key, same = (self.now, form(batch)), True
-        if key in self.recorded:
-            self.replay(self.recorded[key], batch, fit)
-        elif self.met[key] and len(self.recorded) < MOST_RECORDINGS:
-            self.recorded[key] = self.record(batch, fit)
+        if self.setting_varies or self.epoch != fit.current_epoch:
+            self.setting, self.epoch = self.setting_id(fit), fit.current_epoch
+        kind = self.setting, form(batch)
+        if kind in self.recorded:
+            self.replay(self.recorded[kind], batch, fit)
+        elif kind in self.repeatable and len(self.recorded) < MOST_RECORDINGS:
+            self.recorded[kind] = self.record(batch, fit)
         else:
-            before = numbers(fit)
+            before = frozen_values(fit)
             step_on(batch, fit)
             self.adopt_state(fit)
-            same = self.met[key] > 0 or numbers(fit) == before
+            if frozen_values(fit) == before:
+                self.repeatable.add(kind)
             self.taken["eager"] += 1
-        if same:
-            self.met[key] += 1
         fit.advance_schedules("step")
 
     def record(self, batch: Batch, fit: Fit) -> RecordedStep:
@@ -142,18 +141,18 @@ class Replay:
         """Write learning rates into the seat's tensors, where recorded steps read them."""
         while len(self.rates) < len(groups):
             self.rates.append(torch.zeros((), dtype=self.rate_type, device=self.device))
-            self.held.append(None)
+            self.rate_values.append(None)
         for number, group in enumerate(groups):
             rate = group["lr"]
-            if isinstance(rate, Tensor) or rate != self.held[number]:
+            if isinstance(rate, Tensor) or rate != self.rate_values[number]:
                 self.rates[number].fill_(rate)
-                self.held[number] = rate
+                self.rate_values[number] = rate
 
-    def setting(self, fit: Fit) -> int:
+    def setting_id(self, fit: Fit) -> int:
         """The number of the present settings: optimisers' options, modes of modules, ``requires_grad``."""
         modes = [part["training"] for part in self.parts]
         trained = [parameter.requires_grad for parameter in self.parameters]
-        return self.settled.setdefault((*map(settings, fit.optimizers), *modes, *trained), len(self.settled))
+        return self.setting_ids.setdefault((*map(settings, fit.optimizers), *modes, *trained), len(self.setting_ids))
 
     def adopt_state(self, fit: Fit) -> None:
         """Make the state tensors that an optimiser has created the seat's own."""
@@ -182,8 +181,8 @@ def groups_of(fit: Fit) -> list[dict[str, Any]]:
 
 def changes_between_steps(fit: Fit) -> bool:
     """Whether a hook or a schedule that runs between steps may change how a step is taken."""
-    own = type(fit.method)
-    return bool(fit.lr_scheduler_configs) or any(getattr(own, hook) is not getattr(FedMethod, hook) for hook in BETWEEN)
+    cls = type(fit.method)
+    return bool(fit.lr_scheduler_configs) or any(getattr(cls, hook) is not getattr(FedMethod, hook) for hook in BETWEEN)
 
 
 def form(batch: Batch) -> tuple[Any, ...]:
@@ -196,16 +195,16 @@ def recordable(optimizer: Optimizer) -> bool:
     if type(optimizer) not in (SGD, Adam, AdamW):
         return False
     for group in optimizer.param_groups:
-        captured = group.get("capturable", True) or not any(one.is_cuda for one in group["params"])  # as Adam asks
+        captured = group.get("capturable", True) or not any(p.is_cuda for p in group["params"])  # as Adam asks
         if not group.get("fused") or group.get("dampening") or not captured:
             return False
     return True
 
 
-def numbers(fit: Fit) -> tuple[Any, ...]:
+def frozen_values(fit: Fit) -> tuple[Any, ...]:
     """What a recorded step must not change: settings and rates of optimisers, positions of schedules."""
-    places = [getattr(one.scheduler, "last_epoch", None) for one in fit.lr_scheduler_configs]
-    return [*map(settings, fit.optimizers)], [float(group["lr"]) for group in groups_of(fit)], places
+    positions = [getattr(config.scheduler, "last_epoch", None) for config in fit.lr_scheduler_configs]
+    return [*map(settings, fit.optimizers)], [float(group["lr"]) for group in groups_of(fit)], positions
 
 
 def settings(optimizer: Optimizer) -> str:

@@ -114,22 +114,19 @@ class LocalSite:
 
     def batches(self, work: LocalWork, number: int) -> Iterator[Batch]:
         """The batches of epoch ``number`` of ``work``; its streams are made now."""
-        made = work[number]
-        if callable(made):
+        plan = work[number]
+        if callable(plan):
             with preserve_modes(self._method):
-                made = made()
-        for stream in made.streams.values():
+                plan = plan()
+        for stream in plan.streams.values():
             self._note(stream.index)
         self.passes += 1
         count = self.passes
-        return epoch(made.streams, self._context.data, lambda purpose: self.generator(f"{purpose}/{count}"), made.steps)
+        return epoch(plan.streams, self._context.data, lambda purpose: self.generator(f"{purpose}/{count}"), plan.steps)
 
     def fit(self, work: LocalWork, replay: Replay | None = None) -> int:
         """Train the module as it stands, from the optimiser state that the site kept; returns the number of steps."""
-        before = self.steps
-        for _ in self.train(work, replay):
-            pass
-        return self.steps - before
+        return sum(1 for _ in self.train(work, replay))
 
     def train(self, work: LocalWork, replay: Replay | None = None) -> Iterator[None]:
         """As ``fit``; yields after each step."""
@@ -197,7 +194,8 @@ def stream_of(visit: Visit) -> tuple[Any, ...]:
 
 def not_finite(result: VisitResult) -> str:
     """What of a visit's loss, upload and weight is not finite, in words; empty if nothing. Reads the device once."""
-    upload, numbers = result.upload, [("the loss", result.sums["loss"][0])] if "loss" in result.sums else []
+    upload, sums = result.upload, result.sums
+    numbers = [("the loss", sums["loss"][0])] if "loss" in sums else []
     if upload is not None:
         if not isfinite(upload.weight):
             return "the upload's weight"

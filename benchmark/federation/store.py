@@ -24,43 +24,44 @@ class Store(MutableMapping[int, ClientState]):
 
     def __init__(self, limit: int | None = None, folder: Path | None = None) -> None:
         self.limit, self.folder, self.bytes = limit, folder, 0
-        self._here: dict[int, tuple[ClientState, int]] = {}  # with its bytes, in the order they were set
-        self._there: dict[int, OnDisk] = {}
+        self._memory: dict[int, tuple[ClientState, int]] = {}  # with its bytes, in the order they were set
+        self._disk: dict[int, OnDisk] = {}
         self._files: Path | None = None
         self._written = 0
 
     def saved(self) -> dict[int, tuple[Any, Any] | OnDisk]:
         """What a checkpoint saves of each client: its tensors and optimiser states, or the file that holds both."""
-        return {**{client: (kept.tensors, kept.optimizers) for client, (kept, _) in self._here.items()}, **self._there}
+        return {**{client: (kept.tensors, kept.optimizers) for client, (kept, _) in self._memory.items()}, **self._disk}
 
     def __getitem__(self, client: int) -> ClientState:
-        return self._here[client][0] if client in self._here else ClientState(*self._there[client].read())
+        return self._memory[client][0] if client in self._memory else ClientState(*self._disk[client].read())
 
     def __setitem__(self, client: int, state: ClientState) -> None:
         if client in self:
             del self[client]
         skeleton, tensors = split_tensors(state)
         # In host memory, pinned if it comes from a GPU.
-        held = [tensor.cpu().pin_memory() if tensor.is_cuda else tensor.cpu() for tensor in tensors]
-        self._here[client] = join_tensors(skeleton, held), sum(tensor.nbytes for tensor in held)
-        self.bytes += self._here[client][1]
-        while self.limit is not None and self.bytes > self.limit and len(self._here) > 1:
-            self._put_away(next(iter(self._here)))
+        tensors = [tensor.cpu().pin_memory() if tensor.is_cuda else tensor.cpu() for tensor in tensors]
+        num_bytes = sum(tensor.nbytes for tensor in tensors)
+        self._memory[client] = join_tensors(skeleton, tensors), num_bytes
+        self.bytes += num_bytes
+        while self.limit is not None and self.bytes > self.limit and len(self._memory) > 1:
+            self._put_away(next(iter(self._memory)))
 
     def __delitem__(self, client: int) -> None:
-        if client in self._here:
-            self.bytes -= self._here.pop(client)[1]
+        if client in self._memory:
+            self.bytes -= self._memory.pop(client)[1]
         else:
-            del self._there[client]
+            del self._disk[client]
 
     def __contains__(self, client: object) -> bool:
-        return client in self._here or client in self._there
+        return client in self._memory or client in self._disk
 
     def __iter__(self) -> Iterator[int]:
-        return iter([*self._here, *self._there])
+        return iter([*self._memory, *self._disk])
 
     def __len__(self) -> int:
-        return len(self._here) + len(self._there)
+        return len(self._memory) + len(self._disk)
 
     def clear(self) -> None:
         """Drop all states without reading their files."""
@@ -68,14 +69,14 @@ class Store(MutableMapping[int, ClientState]):
             del self[client]
 
     def _put_away(self, client: int) -> None:
-        kept = self._here[client][0]
+        state = self._memory[client][0]
         if self._files is None:
             self._files = Path(mkdtemp(prefix=f"{STATES}.", dir=self.folder))
             weakref.finalize(self, shutil.rmtree, self._files, ignore_errors=True)
         self._written += 1
-        file = OnDisk(self._files / f"{self._written}.pt", (kept.tensors, kept.optimizers))
+        file = OnDisk(self._files / f"{self._written}.pt", (state.tensors, state.optimizers))
         del self[client]
-        self._there[client] = file
+        self._disk[client] = file
 
 
 def discard_states(path: Path) -> None:
