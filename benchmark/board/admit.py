@@ -49,8 +49,8 @@ def candidates(suite: Suite, scale: str, runtime: Runtime) -> dict[str, dict[str
     spec = suite.scale(scale).admission
     if spec is None:
         raise ConfigError(f"{suite.where}: scale {scale} has no entry `admission`, so there is nothing to admit")
-    own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
-    found: dict[str, dict[str, list[Run]]] = {}
+    runtime = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
+    runs: dict[str, dict[str, list[Run]]] = {}
     for table in filter(lambda table: table.reference, suite.tables):
         if not table.bounds:
             raise ConfigError(f"{suite.where}, table {table.number}: admission needs a row under `bounds`")
@@ -62,16 +62,15 @@ def candidates(suite: Suite, scale: str, runtime: Runtime) -> dict[str, dict[str
             )
         for dataset in dict.fromkeys(row.dataset for row in table.rows):
             name = f"{table.number}/{dataset}"
-            known = {row.method: row for row in table.rows if row.dataset == dataset}
-            values = {label: suite.values(known[label], scale, tuned=False) for label in (reference, bound)}
-            for label in spec.central.labels:
-                row = Row(table.number, dataset, label, {}, {})
-                values[label] = suite.values(row, scale, tuned=False, last=spec.central)
-            found[name] = {}
-            for label, of_label in values.items():
-                first = Run.of(from_dict(of_label), f"admit {name}/{label}")
-                found[name][label] = [first.replace(seed=seed, runtime=own) for seed in spec.seeds]
-    return found
+            rows = {row.method: row for row in table.rows if row.dataset == dataset}
+            rows |= {label: Row(table.number, dataset, label, {}, {}) for label in spec.central.labels}
+            runs[name] = {}
+            for label in (reference, bound, *spec.central.labels):
+                last = spec.central if label in spec.central.labels else None
+                values = suite.values(rows[label], scale, tuned=False, last=last)
+                run = Run.of(from_dict(values), f"admit {name}/{label}")
+                runs[name][label] = [run.replace(seed=seed, runtime=runtime) for seed in spec.seeds]
+    return runs
 
 
 def admit(suite: Suite, scale: str, runtime: Runtime, jobs: int) -> dict[str, Any]:
@@ -87,18 +86,18 @@ def admit(suite: Suite, scale: str, runtime: Runtime, jobs: int) -> dict[str, An
     """
     suite.check_writable("verdicts", "admit")
     suite.admitted.own(scale)  # so that it is not found damaged when the runs are over
-    asked = candidates(suite, scale, runtime)
-    every = {run.id: run for one in asked.values() for runs in one.values() for run in runs}
-    missing = [run for run in every.values() if not is_done(run)]
+    needed = candidates(suite, scale, runtime)
+    by_id = {run.id: run for of_setting in needed.values() for runs in of_setting.values() for run in runs}
+    missing = [run for run in by_id.values() if not is_done(run)]
     if missing:
         pool.run_all(missing, jobs)
     without = [run for run in missing if state(run.folder) != "complete"]
     if without:
-        named = ", ".join(f"{run.cells[0]}, seed {run.config.seed} ({run.folder})" for run in without[:3])
-        raise RunError(f"{len(without)} runs without a result: {named}. Fix what failed and run admit again")
-    made = {name: judged(runs, suite.reading(scale)) for name, runs in asked.items()}
-    suite.admitted.add(scale, made)
-    return made
+        names = ", ".join(f"{run.cells[0]}, seed {run.config.seed} ({run.folder})" for run in without[:3])
+        raise RunError(f"{len(without)} runs without a result: {names}. Fix what failed and run admit again")
+    verdicts = {name: judged(runs, suite.reading(scale)) for name, runs in needed.items()}
+    suite.admitted.add(scale, verdicts)
+    return verdicts
 
 
 def judged(runs: Mapping[str, Sequence[Run]], report: str) -> dict[str, Any]:
@@ -114,12 +113,12 @@ def judged(runs: Mapping[str, Sequence[Run]], report: str) -> dict[str, Any]:
         standard errors of the first two; ``seeds``, ``rounds``, ``code`` and ``hardware``.
     """
     reference, bound, supervised, semi_supervised = runs
-    records: dict[str, list[Record]] = {label: [read_record(run.folder) for run in own] for label, own in runs.items()}
-    scores = {label: [record[READING[report]]["acc"] for record in own] for label, own in records.items()}
+    records: dict[str, list[Record]] = {label: [read_record(run.folder) for run in runs[label]] for label in runs}
+    scores = {label: [record[READING[report]]["acc"] for record in records[label]] for label in records}
     gap, gap_error = _difference(scores[bound], scores[reference])
     premise, premise_error = _difference(scores[semi_supervised], scores[supervised])
     rises = {label: fmean(late_rise(rounds_of(run.folder)) for run in runs[label]) for label in (reference, bound)}
-    every = [record for own in records.values() for record in own]
+    every = [record for of_row in records.values() for record in of_row]
     return {
         "admitted": gap >= GAP and premise >= PREMISE and all(rise < RISE for rise in rises.values()),
         "accuracy": {label: round(fmean(values), 2) for label, values in scores.items()},

@@ -61,35 +61,27 @@ class Checker:
             return [*found, str(error)]
         if record["status"] != "complete" and NOT_FINITE not in (record["error"] or ""):
             found.append(f"it is {record['status']}; the command that began it continues it")
-        if unclean := [one for one in code_versions(record) if "-dirty" in one or "unknown" in one]:
+        if unclean := [version for version in code_versions(record) if "-dirty" in version or "unknown" in version]:
             found.append(f"its code is {', '.join(unclean)}; commit the changes and run it again")
         known = self._places(record["scale"])
-        own = places_of(record, known)
-        if not own:
+        of_record = places_of(record, known)
+        if not of_record:
             return [*found, _no_row(record, known)]
-        if path.resolve().name != own[0].run.folder.name:
-            found.append(f"its folder should be named {own[0].run.folder.name}; another one is not found by the tables")
-        meant = self._meant(own)
-        for place in meant:
+        run = of_record[0].run
+        if path.resolve().name != run.folder.name:
+            found.append(f"its folder should be named {run.folder.name}; another one is not found by the tables")
+        entered = [place for place in of_record if _is_entered(place)] or of_record
+        for place in entered:
             self.seeds.setdefault(place.name, set()).add(place.run.config.seed)
         try:
-            found += self._partition(own[0].run, record)
-            for place in meant:
+            found += self._partition(run, record)
+            for place in entered:
                 if place.name not in self._of_row:
-                    self._of_row[place.name] = [*self._hidden_labels(place), *self._tuning(place)]
+                    self._of_row[place.name] = [*_hidden_labels(place), *_tuning(place)]
                 found += self._of_row[place.name]
         except BenchError as error:
             found.append(f"it cannot be made here: {error}")
         return found
-
-    def _meant(self, own: list[Place]) -> list[Place]:
-        """The rows that a record is handed in for: one that nobody has begun to tune is none if it has another row."""
-        return [one for one in own if not _is_tuned(one) or one.row.full_name in one.suite.tuned.own(one.scale)] or own
-
-    def _hidden_labels(self, place: Place) -> list[str]:
-        """Refuse a method that sees labels which a ranked setting hides."""
-        told = "its method sees labels of unlabelled images (`uses_oracle`); that is no record"
-        return [told] if unfair(place.suite, place.row, place.run) else []
 
     def _partition(self, run: Run, record: Record) -> list[str]:
         """Compare the record's partition with the one that the suite's run draws."""
@@ -107,24 +99,6 @@ class Checker:
             "run it with the data and the code of this repository"
         ]
 
-    def _tuning(self, place: Place) -> list[str]:
-        """Compare the rates beside the suite with those that the rule chooses from what was tried."""
-        if not _is_tuned(place):
-            return []
-        suite, scale, row = place.suite, place.scale, place.row
-        if row.full_name in suite.choices(scale).keys() - suite.tuned.own(scale).keys():
-            return []  # the choice of the suite that this one extends
-        where = f"{suite.tuned.path(scale)}, {row.full_name}"
-        given = suite.tuned.own(scale).get(row.full_name, {})
-        made, missing, tried = tune.retraced(suite, scale, row)
-        found = [f"{where}: no trial of the rule with {'; '.join(missing)}; tune it"] if missing else []
-        for name, value in (made or {}).items():
-            if given.get(name) != value:
-                found.append(f"{where}: {name} is {given.get(name)}, but the trials give {value}; tune it again")
-        if tried > MOST_CONFIGURATIONS:
-            found.append(f"{where}: {tried} configurations were tried; the rules allow {MOST_CONFIGURATIONS}")
-        return found
-
 
 def unfair(suite: Suite, row: Row, run: Run) -> bool:
     """Whether the suite ranks a row whose run sees hidden labels; its data are set up.
@@ -135,6 +109,36 @@ def unfair(suite: Suite, row: Row, run: Run) -> bool:
     return suite.ranked and row.method not in suite.spec.tables[row.table].bounds and sees_hidden_labels(run)
 
 
+def _is_entered(place: Place) -> bool:
+    """Whether a record that has other rows, too, is handed in for this one: not if nobody has begun to tune it."""
+    return not _is_tuned(place) or place.row.full_name in place.suite.tuned.own(place.scale)
+
+
+def _hidden_labels(place: Place) -> list[str]:
+    """Refuse a method that sees labels which a ranked setting hides."""
+    problem = "its method sees labels of unlabelled images (`uses_oracle`); that is no record"
+    return [problem] if unfair(place.suite, place.row, place.run) else []
+
+
+def _tuning(place: Place) -> list[str]:
+    """Compare the rates beside the suite with those that the rule chooses from what was tried."""
+    if not _is_tuned(place):
+        return []
+    suite, scale, row = place.suite, place.scale, place.row
+    if row.full_name in suite.choices(scale).keys() - suite.tuned.own(scale).keys():
+        return []  # the choice of the suite that this one extends
+    where = f"{suite.tuned.path(scale)}, {row.full_name}"
+    entry = suite.tuned.own(scale).get(row.full_name, {})
+    chosen, missing, tried = tune.retraced(suite, scale, row)
+    found = [f"{where}: no trial of the rule with {'; '.join(missing)}; tune it"] if missing else []
+    for name, value in (chosen or {}).items():
+        if entry.get(name) != value:
+            found.append(f"{where}: {name} is {entry.get(name)}, but the trials give {value}; tune it again")
+    if tried > MOST_CONFIGURATIONS:
+        found.append(f"{where}: {tried} configurations were tried; the rules allow {MOST_CONFIGURATIONS}")
+    return found
+
+
 def _is_tuned(place: Place) -> bool:
     """Whether the rules of today choose the row's rates."""
     return place.suite.scale(place.scale).tuning is not None and not place.suite.spec.tables[place.row.table].untuned
@@ -142,11 +146,11 @@ def _is_tuned(place: Place) -> bool:
 
 def _no_row(record: Record, known: Sequence[Place]) -> str:
     """Say how a record differs from the nearest run of its method."""
-    config: Mapping[str, Any] = record["config"]
-    name = config["method"]["class_path"]
-    alike = [differences(config, one.run.config) for one in known if one.run.config.method.class_path == name]
-    if not alike:
-        return f"no suite has a row of {name} at scale {record['scale']}; name your own with --papers mine.yaml"
-    apart = min(alike, key=len)
-    told = "; ".join(apart[:MOST_TOLD]) or f"run id {record['run_id']}"
-    return f"no row of a suite has its configuration; the nearest differs ({told}); run it as the suite has it"
+    recorded: Mapping[str, Any] = record["config"]
+    method = recorded["method"]["class_path"]
+    of_method = [place.run.config for place in known if place.run.config.method.class_path == method]
+    if not of_method:
+        return f"no suite has a row of {method} at scale {record['scale']}; name your own with --papers mine.yaml"
+    nearest = min((differences(recorded, config) for config in of_method), key=len)
+    text = "; ".join(nearest[:MOST_TOLD]) or f"run id {record['run_id']}"
+    return f"no row of a suite has its configuration; the nearest differs ({text}); run it as the suite has it"

@@ -58,13 +58,13 @@ def rule(suite: Suite, scale: str) -> Tuning:
     Raises:
         ConfigError: the scale has none.
     """
-    found = suite.scale(scale).tuning
-    if found is None:
+    tuning = suite.scale(scale).tuning
+    if tuning is None:
         raise ConfigError(f"{suite.where}: scale {scale} has no entry `tuning`, so there is nothing to tune")
-    return found
+    return tuning
 
 
-def trial(suite: Suite, scale: str, row: Row, power: int, runtime: Runtime) -> Trial:
+def trial_of(suite: Suite, scale: str, row: Row, power: int, runtime: Runtime) -> Trial:
     """Return a trial of a row, as the entry ``tuning`` of the suite's scale has it.
 
     The entry has ``rates`` (names of options to multiply, if the method has them), ``seeds``, and layers of options
@@ -90,46 +90,46 @@ def trial(suite: Suite, scale: str, row: Row, power: int, runtime: Runtime) -> T
             f"{' or '.join(f'data.{name}' for name in HOLDOUTS)}"
         )
     options = {name: float(f"{rate * STEP**power:.2g}") if power else rate for name, rate in rates.items()}
-    own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
-    tried = Run.of(from_dict(apply(values, options)), f"tune {row.name} x {STEP**power:.3g}")
-    return Trial(row, power, options, tuple(tried.replace(seed=seed, runtime=own) for seed in tuning.seeds))
+    runtime = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
+    run = Run.of(from_dict(apply(values, options)), f"tune {row.name} x {STEP**power:.3g}")
+    return Trial(row, power, options, tuple(run.replace(seed=seed, runtime=runtime) for seed in tuning.seeds))
 
 
-def further(scored: Sequence[Trial]) -> int | None:
+def next_power(scored: Sequence[Trial]) -> int | None:
     """Return the next power: one beyond the lowest or highest, if that is the best or ``tied`` with it.
 
     If both are, it is beyond the better of them, and beyond the highest if they are equally good. ``None`` if the best
     and its ties have a neighbour on both sides.
     """
-    powers = [one.power for one in scored]
-    ends = [one for one in tied(scored) if one.power in (min(powers), max(powers))]
+    powers = [trial.power for trial in scored]
+    ends = [trial for trial in tied(scored) if trial.power in (min(powers), max(powers))]
     if not ends:
         return None
-    end = max(ends, key=lambda one: (one.accuracy, one.power)).power
+    end = max(ends, key=lambda trial: (trial.accuracy, trial.power)).power
     return end + 1 if end == max(powers) else end - 1
 
 
-def asked(
+def trials_of(
     suite: Suite, scale: str, row: Row, runtime: Runtime, kept: Mapping[str, Any]
 ) -> tuple[list[Trial], list[Trial]]:
     """Return a row's trials with scores, by their power, and those that the rule asks for next; none if it has ended.
 
     Both follow from what is ``kept`` of the row's trials (``all_kept``), so that tuning continues where it was left.
     """
-    planned = [trial(suite, scale, row, power, runtime) for power in FIRST]
+    planned = [trial_of(suite, scale, row, power, runtime) for power in FIRST]
     while True:
-        known, missing = [], []
-        for one in sorted(planned, key=lambda one: one.power):
-            scores = [score for run in one.runs if (score := score_of(run, kept))]
-            if len(scores) < len(one.runs):
-                missing.append(one)
+        scored, missing = [], []
+        for trial in sorted(planned, key=lambda trial: trial.power):
+            scores = [score for run in trial.runs if (score := score_of(run, kept))]
+            if len(scores) < len(trial.runs):
+                missing.append(trial)
             else:
                 accuracy, held_out = fmean(acc for acc, _ in scores), sum(number for _, number in scores)
-                known.append(replace(one, accuracy=accuracy, held_out=held_out))
-        beyond = None if missing else further(known)
-        if beyond is None or len(planned) == MOST:
-            return known, missing
-        planned.append(trial(suite, scale, row, beyond, runtime))
+                scored.append(replace(trial, accuracy=accuracy, held_out=held_out))
+        power = None if missing else next_power(scored)
+        if power is None or len(planned) == MOST:
+            return scored, missing
+        planned.append(trial_of(suite, scale, row, power, runtime))
 
 
 def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: int) -> dict[str, Any]:
@@ -142,52 +142,52 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
 
     Raises:
         ConfigError: the suite is part of an installed package, or a complete trial was made by other code of its method
-            (``is_done``); or see ``trial``.
+            (``is_done``); or see ``trial_of``.
         RunError: a trial failed for a reason other than its rate; there is no choice for its row, but for all others.
     """
     suite.check_writable("choices", "tune")
-    going = [row for row in rows if not suite.spec.tables[row.table].untuned]
-    made: dict[str, dict[str, Any]] = {}
-    without: list[Run] = []
-    while going:
-        kept = all_kept(suite, scale, going)
-        steps = {row.full_name: asked(suite, scale, row, runtime, kept[row.full_name]) for row in going}
-        ended = {name: choice(known) for name, (known, missing) in steps.items() if not missing}
-        made |= ended
-        suite.tuned.add(scale, {name: one | {"trials": kept[name]} for name, one in ended.items()})
-        lost = _run(suite, scale, [one for _, missing in steps.values() for one in missing], kept, jobs)
-        without += [run for _, run in lost]
-        failed = {one.row.full_name for one, _ in lost}
-        going = [row for row in going if row.full_name not in ended.keys() | failed]
-    if without:
-        named = ", ".join(f"{run.cells[0]} ({run.folder}: {state(run.folder)})" for run in without)
+    remaining = [row for row in rows if not suite.spec.tables[row.table].untuned]
+    choices: dict[str, dict[str, Any]] = {}
+    unscored: list[Run] = []
+    while remaining:
+        kept = all_kept(suite, scale, remaining)
+        steps = {row.full_name: trials_of(suite, scale, row, runtime, kept[row.full_name]) for row in remaining}
+        ended = {name: choice(scored) for name, (scored, missing) in steps.items() if not missing}
+        choices |= ended
+        suite.tuned.add(scale, {name: entry | {"trials": kept[name]} for name, entry in ended.items()})
+        lost = _run(suite, scale, [trial for _, missing in steps.values() for trial in missing], kept, jobs)
+        unscored += [run for _, run in lost]
+        failed = {trial.row.full_name for trial, _ in lost}
+        remaining = [row for row in remaining if row.full_name not in ended.keys() | failed]
+    if unscored:
+        names = ", ".join(f"{run.cells[0]} ({run.folder}: {state(run.folder)})" for run in unscored)
         raise RunError(
-            f"no score of {named}: nothing is chosen for these rows. Fix what failed, wait for runs of other "
+            f"no score of {names}: nothing is chosen for these rows. Fix what failed, wait for runs of other "
             "processes, and run tune again"
         )
-    return made
+    return choices
 
 
 def _run(
     suite: Suite, scale: str, planned: Sequence[Trial], kept: Mapping[str, dict[str, Any]], jobs: int
 ) -> list[tuple[Trial, Run]]:
     """Run trials and keep their scores; returns what has none in the end."""
-    missing = [(one, run) for one in planned for run in one.runs if score_of(run, kept[one.row.full_name]) is None]
+    missing = [(trial, run) for trial in planned for run in trial.runs if not score_of(run, kept[trial.row.full_name])]
     runs = {run.id: run for _, run in missing if not is_done(run)}
     if runs:
         pool.run_all(list(runs.values()), jobs)
-    found = [(one, run, entry) for one, run in missing if (entry := _entry(one, run))]
-    for one, run, entry in found:
-        kept[one.row.full_name][run.id] = entry
-    _keep(suite, scale, {name: kept[name] for name in {one.row.full_name for one, _, _ in found}})
-    told = {run.id for _, run, _ in found}
-    return [(one, run) for one, run in missing if run.id not in told]
+    ended = [(trial, run, entry) for trial, run in missing if (entry := _entry(trial, run))]
+    for trial, run, entry in ended:
+        kept[trial.row.full_name][run.id] = entry
+    _keep(suite, scale, {trial.row.full_name: kept[trial.row.full_name] for trial, _, _ in ended})
+    scored = {run.id for _, run, _ in ended}
+    return [(trial, run) for trial, run in missing if run.id not in scored]
 
 
 def _keep(suite: Suite, scale: str, trials: Mapping[str, Any]) -> None:
     """Write what is kept of rows' trials; what was chosen for a row stays until ``tune`` chooses anew."""
-    own = suite.tuned.own(scale)
-    suite.tuned.add(scale, {name: own.get(name, {}) | {"trials": of_row} for name, of_row in trials.items()})
+    entries = suite.tuned.own(scale)
+    suite.tuned.add(scale, {name: entries.get(name, {}) | {"trials": of_row} for name, of_row in trials.items()})
 
 
 def is_done(run: Run) -> bool:
@@ -204,7 +204,7 @@ def is_done(run: Run) -> bool:
     return is_complete(run)
 
 
-def _entry(one: Trial, run: Run) -> dict[str, Any] | None:
+def _entry(trial: Trial, run: Run) -> dict[str, Any] | None:
     """Return what is kept of a trial's run: its score in the reported reading, and what identifies it.
 
     A rate with non-finite numbers scores 0. A run that failed otherwise says nothing about its rate: like an unfinished
@@ -217,7 +217,7 @@ def _entry(one: Trial, run: Run) -> dict[str, Any] | None:
     if (ended == "failed" and NOT_FINITE not in record["error"]) or by_other_code(run, record):
         return None
     return {
-        "factor": float(f"{STEP**one.power:.3g}"),
+        "factor": float(f"{STEP**trial.power:.3g}"),
         "seed": run.config.seed,
         "accuracy": record[READING[run.config.report]]["acc"] if ended == "complete" else 0.0,
         "held_out": record["test_images"],
@@ -231,8 +231,8 @@ def all_kept(suite: Suite, scale: str, rows: Sequence[Row]) -> dict[str, dict[st
 
     A different rate, seed, held-out part or setting is a different run.
     """
-    own = suite.tuned.own(scale)
-    return {row.full_name: dict(own.get(row.full_name, {}).get("trials", {})) for row in rows}
+    entries = suite.tuned.own(scale)
+    return {row.full_name: dict(entries.get(row.full_name, {}).get("trials", {})) for row in rows}
 
 
 def score_of(run: Run, kept: Mapping[str, Any]) -> tuple[float, int] | None:
@@ -253,15 +253,15 @@ def choice(scored: Sequence[Trial]) -> dict[str, Any]:
         The chosen ``options``; whether the best is ``interior``, and the ``reason`` if not; all that was ``tried``; and
         ``held_out_images``, ``margin``, ``seeds`` and ``rounds``.
     """
-    chosen = min(tied(scored), key=lambda one: (abs(one.power), -one.accuracy, one.power))
-    beyond = further(scored)
+    chosen = min(tied(scored), key=lambda trial: (abs(trial.power), -trial.accuracy, trial.power))
+    beyond = next_power(scored)
     end = "highest" if beyond is not None and beyond > 0 else "lowest"
     reason = {} if beyond is None else {"reason": f"the {end} of {len(scored)} values is the best or tied with it"}
     return {
         "options": dict(chosen.options),
         "interior": beyond is None,
         **reason,
-        "tried": [{**one.options, "held_out_accuracy": round(one.accuracy, 2)} for one in scored],
+        "tried": [{**trial.options, "held_out_accuracy": round(trial.accuracy, 2)} for trial in scored],
         "held_out_images": chosen.held_out,
         "margin": round(margin(scored), 2),
         "seeds": [run.config.seed for run in chosen.runs],
@@ -271,15 +271,15 @@ def choice(scored: Sequence[Trial]) -> dict[str, Any]:
 
 def margin(scored: Sequence[Trial]) -> float:
     """Return one standard error of the highest accuracy, in points: sqrt(p (1 - p) / n) of its n held-out examples."""
-    best = max(scored, key=lambda one: (one.accuracy, one.held_out))
+    best = max(scored, key=lambda trial: (trial.accuracy, trial.held_out))
     share = best.accuracy / 100
     return 100 * math.sqrt(share * (1 - share) / best.held_out)
 
 
 def tied(scored: Sequence[Trial]) -> list[Trial]:
     """Return the best trial, and those at most one standard error (``margin``) below it."""
-    least = max(one.accuracy for one in scored) - margin(scored)
-    return [one for one in scored if one.accuracy >= least]
+    least = max(trial.accuracy for trial in scored) - margin(scored)
+    return [trial for trial in scored if trial.accuracy >= least]
 
 
 def retraced(suite: Suite, scale: str, row: Row) -> tuple[dict[str, Any] | None, list[str], int]:
@@ -290,24 +290,22 @@ def retraced(suite: Suite, scale: str, row: Row) -> tuple[dict[str, Any] | None,
         those outside the rule.
     """
     kept = all_kept(suite, scale, [row])[row.full_name]
-    known, missing = asked(suite, scale, row, Runtime(), kept)
-    lacking = [
-        f"{', '.join(f'{name} {value:g}' for name, value in one.options.items())}, seed {run.config.seed}"
-        for one in missing
-        for run in one.runs
-        if score_of(run, kept) is None
-    ]
-    of_rule = {run.id for one in [*missing, *known] for run in one.runs}
-    tried = len(known) + len(missing) + math.ceil(len(kept.keys() - of_rule) / len(rule(suite, scale).seeds))
-    return (None if missing else choice(known)), lacking, tried
+    scored, missing = trials_of(suite, scale, row, Runtime(), kept)
+    lacking = []
+    for trial in missing:
+        options = ", ".join(f"{name} {value:g}" for name, value in trial.options.items())
+        lacking += [f"{options}, seed {run.config.seed}" for run in trial.runs if not score_of(run, kept)]
+    of_rule = {run.id for trial in [*scored, *missing] for run in trial.runs}
+    outside = math.ceil(len(kept.keys() - of_rule) / len(rule(suite, scale).seeds))
+    return (None if missing else choice(scored)), lacking, len(scored) + len(missing) + outside
 
 
 def left(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime) -> list[Path]:
     """Return the folders of all runs of earlier trials of the rows, whether or not they exist."""
-    first = [trial(suite, scale, row, power, runtime) for row in rows for power in FIRST]
-    found = [run.folder for one in first for run in one.runs]
+    first = [trial_of(suite, scale, row, power, runtime) for row in rows for power in FIRST]
+    folders = [run.folder for trial in first for run in trial.runs]
     keys = [key for trials in all_kept(suite, scale, rows).values() for key in trials]
-    return found + [path for key in keys for path in (Path(runtime.results_dir) / FOLDER / "runs").glob(f"*-{key}")]
+    return folders + [path for key in keys for path in (Path(runtime.results_dir) / FOLDER / "runs").glob(f"*-{key}")]
 
 
 def forget(suite: Suite, scale: str, rows: Sequence[Row]) -> None:
@@ -316,5 +314,6 @@ def forget(suite: Suite, scale: str, rows: Sequence[Row]) -> None:
     ``tune`` runs everything again whose folder (``left``) has been deleted.
     """
     kept = all_kept(suite, scale, rows)
-    gone = {name: {key: entry | {"accuracy": None} for key, entry in own.items()} for name, own in kept.items()}
-    _keep(suite, scale, {name: own for name, own in gone.items() if own})
+    for trials in kept.values():
+        trials.update({key: entry | {"accuracy": None} for key, entry in trials.items()})
+    _keep(suite, scale, {name: trials for name, trials in kept.items() if trials})

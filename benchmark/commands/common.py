@@ -105,7 +105,7 @@ def forget_trials(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtim
     """
     from benchmark.board import tune
 
-    check_startable(run for row in rows for run in tune.trial(suite, scale, row, 0, runtime).runs)
+    check_startable(run for row in rows for run in tune.trial_of(suite, scale, row, 0, runtime).runs)
     suite.check_writable("choices", "tune")
     discard([*tune.left(suite, scale, rows, runtime), *more])
     tune.forget(suite, scale, rows)

@@ -32,27 +32,28 @@ class Comparison(NamedTuple):
     within: bool | None = None
 
 
-def compare(one: Path, other: Path) -> Comparison:
+def compare(folder: Path, other_folder: Path) -> Comparison:
     """Compare two runs by their records and rows, as text: nothing that a record names is imported.
 
     Raises:
         RunError: a folder has no record, or a damaged one.
     """
-    first, second = read_record(one), read_record(other)
-    rounds, same_rounds = _rounds(read_rows(one), read_rows(other))
-    parts = (_parts(first), _parts(second))
+    first, second = read_record(folder), read_record(other_folder)
+    rounds, same_rounds = _compare_rounds(read_rows(folder), read_rows(other_folder))
+    subjects, of_second = _subjects(first), _subjects(second)
     differing = {"config": [f"{name} {a} | {b}" for name, (a, b) in apart(first["config"], second["config"]).items()]}
-    differing |= {name: _told(*(part[name] for part in parts)) for name in parts[0]}
-    lines = [*(f"{name}: {'; '.join(told) or 'equal'}" for name, told in differing.items()), f"rounds: {rounds}"]
-    same = same_rounds and _same_averaged(first, second) and not any(differing[name] for name in COUNTING)
+    differing |= {subject: _differing(entries, of_second[subject]) for subject, entries in subjects.items()}
+    lines = [f"{subject}: {'; '.join(entries) or 'equal'}" for subject, entries in differing.items()]
+    lines.append(f"rounds: {rounds}")
+    equal = same_rounds and _same_averaged(first, second) and not any(differing[subject] for subject in COUNTING)
     if {first["status"], second["status"]} != {"complete"}:
-        return Comparison(lines, same)
-    told, within = _readings(first, second, _row_of(one, first))
-    return Comparison([*lines, *told], same, within if _same_row(first, second) else None)
+        return Comparison(lines, equal)
+    readings, within = _compare_readings(first, second, _row_of(folder, first))
+    return Comparison(lines + readings, equal, within if _same_row(first, second) else None)
 
 
-def _parts(record: Record) -> dict[str, dict[str, Any]]:
-    """What is compared of a record, by subject."""
+def _subjects(record: Record) -> dict[str, dict[str, Any]]:
+    """What is compared of a record besides its configuration, by subject."""
     return {
         "partition": {"hash": record["partition_hash"]},
         "data": record["data_sha256"] or {},
@@ -62,72 +63,71 @@ def _parts(record: Record) -> dict[str, dict[str, Any]]:
     }
 
 
+def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Entries that differ, as ``name first | second``; ``-`` where one has none."""
+    names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
+    return [f"{name} {first.get(name, '-')} | {second.get(name, '-')}" for name in names]
+
+
+def _compare_rounds(first: list[Row], second: list[Row]) -> tuple[str, bool]:
+    """Where the rows part, and whether they are all equal; of the columns that both runs have."""
+    runs = [{row["round"]: without_clock(row) for row in rows} for rows in (first, second)]
+    common = sorted(runs[0].keys() & runs[1].keys())
+    if not common:
+        return "none in common", False
+    columns = [dict.fromkeys(name for row in rows.values() for name in row) for rows in runs]
+    shared = columns[0].keys() & columns[1].keys()
+    for number in common:
+        both = [{name: value for name, value in rows[number].items() if name in shared} for rows in runs]
+        if differing := _differing(*both):
+            return f"they part at round {number} (of {common[-1]}, from 0): {'; '.join(differing)}", False
+    notes, longer = [f"equal in all {len(common)} that both have"], []
+    for which, rows, names in zip(("first", "second"), runs, columns, strict=True):
+        if extra := len(rows) - len(common):
+            longer.append(f"the {which} has {extra} more")
+        if unshared := [name for name in names if name not in shared]:
+            notes.append(f"only the {which} has the columns {', '.join(unshared)}")
+    return "; ".join(notes + longer), not longer
+
+
 def _same_averaged(first: Record, second: Record) -> bool:
     """Whether the averaged models have equal metrics, of those that both runs have."""
-    one, other = (record.get("averaged") or {} for record in (first, second))
-    return all(one[name] == other[name] for name in one.keys() & other.keys())
+    averaged, of_second = first.get("averaged") or {}, second.get("averaged") or {}
+    return all(averaged[name] == of_second[name] for name in averaged.keys() & of_second.keys())
 
 
-def _readings(first: Record, second: Record, row: list[Record]) -> tuple[list[str], bool | None]:
+def _compare_readings(first: Record, second: Record, row: list[Record]) -> tuple[list[str], bool | None]:
     """How far the runs' readings are apart in accuracy, and whether the second's lie within the row's intervals."""
-    told, inside = [], []
+    lines, inside = [], []
     shared = [reading for reading in READING.values() if first.get(reading) and second.get(reading)]
     for reading in shared:
-        one, other = first[reading]["acc"], second[reading]["acc"]
+        acc, second_acc = first[reading]["acc"], second[reading]["acc"]
         values = [record[reading]["acc"] for record in row if record.get(reading)]  # older ones lack `averaged`
         half = prediction(values, of=len(shared)) if len(values) >= LEAST else None
         where = ""
         if half is not None:
             mean = fmean(values)
-            inside.append(abs(other - mean) <= half)
+            inside.append(abs(second_acc - mean) <= half)
             where = f", {'within' if inside[-1] else 'outside'} {mean - half:.2f} to {mean + half:.2f}"
-        told.append(f"{reading}: acc {one:.2f} | {other:.2f} ({other - one:+.2f}{where})")
+        lines.append(f"{reading}: acc {acc:.2f} | {second_acc:.2f} ({second_acc - acc:+.2f}{where})")
     if inside:
-        told.append(
+        lines.append(
             f"the intervals are prediction intervals of {len(row)} seeds of the first run's row, which jointly hold "
             f"with 95 % confidence (Bonferroni over {len(shared)} readings)"
         )
-    return told, all(inside) if inside else None
+    return lines, all(inside) if inside else None
 
 
-def _row_of(path: Path, record: Record) -> list[Record]:
+def _row_of(folder: Path, record: Record) -> list[Record]:
     """The complete runs beside a run that differ from it by their seed alone, and itself; one of each seed."""
-    kind = path.resolve().name.rpartition("-")[0]
-    beside = [one for one in sorted(path.resolve().parent.glob(f"{kind}-*")) if state(one) == "complete"]
-    of_row = [found for found in map(read_record, beside) if _same_row(found, record)]
-    by_seed = {found["config"]["seed"]: found for found in [*of_row, record]}  # a copy of a run is no further seed
+    folder = folder.resolve()
+    kind = folder.name.rpartition("-")[0]
+    complete = [path for path in sorted(folder.parent.glob(f"{kind}-*")) if state(path) == "complete"]
+    row = [neighbour for neighbour in map(read_record, complete) if _same_row(neighbour, record)]
+    by_seed = {run["config"]["seed"]: run for run in [*row, record]}  # a copy of a run is no further seed
     return list(by_seed.values())
 
 
-def _same_row(one: Record, other: Record) -> bool:
+def _same_row(first: Record, second: Record) -> bool:
     """Whether two runs differ by their seed alone; an option that one record is too old to have does not count."""
-    return apart(one["config"], other["config"]).keys() <= {"seed"}
-
-
-def _rounds(one: list[Row], other: list[Row]) -> tuple[str, bool]:
-    """Where the rows part, and whether they are all equal; of the columns that both runs have."""
-    rows = [{row["round"]: without_clock(row) for row in part} for part in (one, other)]
-    common = sorted(set(rows[0]) & set(rows[1]))
-    if not common:
-        return "none in common", False
-    columns = [dict.fromkeys(name for row in part.values() for name in row) for part in rows]
-    shared = columns[0].keys() & columns[1].keys()
-    for number in common:
-        first, second = ({name: part[number][name] for name in part[number] if name in shared} for part in rows)
-        if told := _told(first, second):
-            return f"they part at round {number} (of {common[-1]}, from 0): {'; '.join(told)}", False
-    equal, more = [f"equal in all {len(common)} that both have"], []
-    for which, own, names in zip(("first", "second"), rows, columns, strict=True):
-        if extra := len(own) - len(common):
-            more.append(f"the {which} has {extra} more")
-        if unknown := [name for name in names if name not in shared]:
-            equal.append(f"only the {which} has the columns {', '.join(unknown)}")
-    return "; ".join(equal + more), not more
-
-
-def _told(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Entries that differ, as ``name one | other``; ``-`` where one has none."""
-    names = dict.fromkeys([*one, *other])
-    return [
-        f"{name} {one.get(name, '-')} | {other.get(name, '-')}" for name in names if one.get(name) != other.get(name)
-    ]
+    return apart(first["config"], second["config"]).keys() <= {"seed"}

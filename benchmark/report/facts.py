@@ -30,16 +30,17 @@ def facts(
         networks: network, method and data set of each cell.
         constant: columns in which no rows differ.
     """
-    planned = {key: plan.runs[key] for row in table.rows for key in plan.of_row.get(row.full_name, {}).values()}
-    records = [record for key in planned if (record := plan.found[key].record) is not None]
-    configs = [run.config for run in planned.values()]
+    planned = [(row.dataset, key) for row in table.rows for key in plan.of_row.get(row.full_name, {}).values()]
+    keys = dict.fromkeys(key for _, key in planned)
+    configs = [plan.runs[key].config for key in keys]
+    records = [record for key in keys if (record := plan.found[key].record) is not None]
     precisions = {config.precision for config in configs}
     last, averaged = _listed(map(last_rounds, configs)), _listed(map(averaged_rounds, configs))
-    told = {
+    texts = {
         "data": _listed(config.data.name for config in configs),
         "metric": table.metrics[0] if len(table.metrics) == 1 else "",
         "network": _networks(networks),
-        **{c.replace("_", " "): value for c, value in constant.items()},
+        **{column.replace("_", " "): value for column, value in constant.items()},
         "scale": f"{plan.scale} ({suite.scale(plan.scale).note or 'own protocol'})",
         "rounds": _listed(sorted({config.rounds for config in configs})),
         "precision": _listed(sorted(precisions)) if precisions - {"32-true"} else "",
@@ -48,23 +49,20 @@ def facts(
         "hardware": _listed(sorted({hardware(record["environment"]) for record in records})) or "-",
         "code": _listed(sorted({version for record in records for version in code_versions(record)})) or "-",
     }
-    read = {
-        (row.dataset, *entry)
-        for row in table.rows
-        for key in plan.of_row.get(row.full_name, {}).values()
-        if (record := plan.found[key].record) is not None
-        for entry in (record.get("data_sha256") or {}).items()
-    }
-    names = [(dataset, name) for dataset, name, _ in sorted(read)]
-    told["**data of several versions**"] = _listed(one[1] for one in names if names.count(one) > 1)
-    if len(records) < len(planned):
-        told[""] = f"**{len(records)} of {len(planned)} runs complete**"
-        for bad in BROKEN:
-            told[bad] = ", ".join(key for key in planned if plan.found[key].state == bad)
+    digests: dict[tuple[str, str], set[str]] = {}
+    for dataset, key in planned:
+        for file, digest in ((plan.found[key].record or {}).get("data_sha256") or {}).items():
+            digests.setdefault((dataset, file), set()).add(digest)
+    several = (file for (_, file), of_file in sorted(digests.items()) if len(of_file) > 1)
+    texts["**data of several versions**"] = _listed(several)
+    if len(records) < len(keys):
+        texts[""] = f"**{len(records)} of {len(keys)} runs complete**"
+        for state in BROKEN:
+            texts[state] = ", ".join(key for key in keys if plan.found[key].state == state)
     without = suite.scale(plan.scale).without
-    left = dict.fromkeys(row.method for row in table.rows if row.method in without)
-    told["not at this scale"] = ", ".join(f"{label} ({without[label]})" for label in left)
-    return told
+    left_out = [row.method for row in table.rows if row.method in without]
+    texts["not at this scale"] = _listed(f"{label} ({without[label]})" for label in left_out)
+    return texts
 
 
 def _networks(cells: Sequence[tuple[str, str, str]]) -> str:
@@ -89,10 +87,10 @@ def network(config: RunConfig) -> str:
 
 def last_rounds(config: RunConfig) -> str:
     """What ``last_k_mean`` averages: ``10 rounds``, or ``10 rounds (2 of them evaluated)``."""
-    last = range(max(0, config.rounds - config.last_k), config.rounds)
-    evaluated = sum((r + 1) % config.eval_every == 0 or r + 1 == config.rounds for r in last)
-    told = _counted(len(last))
-    return told if evaluated == len(last) else f"{told} ({evaluated} of them evaluated)"
+    last = range(max(0, config.rounds - config.last_k) + 1, config.rounds + 1)  # counted from 1
+    evaluated = [number for number in last if number % config.eval_every == 0 or number == config.rounds]
+    rounds = _counted(len(last))
+    return rounds if len(evaluated) == len(last) else f"{rounds} ({len(evaluated)} of them evaluated)"
 
 
 def averaged_rounds(config: RunConfig) -> str:

@@ -58,11 +58,11 @@ def pipe_table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return str(tabulate(escaped[1:], escaped[0], tablefmt="pipe", disable_numparse=True))
 
 
-def latex_table(told: Sequence[str], heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Format a ``booktabs`` table of escaped texts, without a body nothing; above it what is told of it, as comments.
+def latex_table(facts: Sequence[str], heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Format a ``booktabs`` table of escaped texts, without a body nothing; above it facts about it, as comments.
 
     What stands between two stars, as in Markdown, is bold.
     """
-    comments = [f"% {' '.join(text.split())}" for text in told]
+    comments = [f"% {' '.join(text.split())}" for text in facts]
     table = tabulate(body, heads, tablefmt="latex_booktabs", disable_numparse=True).translate(SIGNS) if body else ""
     return "\n".join([*comments, re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", table)])

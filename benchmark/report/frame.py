@@ -11,8 +11,8 @@ from benchmark.runs.states import Digests, state_of
 from benchmark.suites.plan import Plan, Row
 from benchmark.suites.suite import Suite
 
-LACKS = ("failed", "damaged", "outdated", "running", "stale", "missing")  # in the order in which they are told
-BROKEN = LACKS[:3]  # rows with such a seed get no verdict
+BROKEN = ("failed", "damaged", "outdated")  # rows with such a seed get no verdict
+LACKS = (*BROKEN, "running", "stale", "missing")  # in the order in which they are told
 
 
 def values_of(plan: Plan, row: str, reading: str, metric: str) -> pd.Series:
@@ -24,13 +24,13 @@ def values_of(plan: Plan, row: str, reading: str, metric: str) -> pd.Series:
         reading: as a suite's ``report`` names it.
         metric: its name.
     """
-    found: dict[int, float] = {}
+    values: dict[int, float] = {}
     for seed, key in plan.of_row[row].items():
         record: Record = plan.found[key].record or {}
         value = (record.get(READING[reading]) or {}).get(metric)
         if isinstance(value, float):
-            found[seed] = value
-    return pd.Series(found, dtype="float64")
+            values[seed] = value
+    return pd.Series(values, dtype="float64")
 
 
 def rounds_of(folder: Path) -> pd.DataFrame:
@@ -61,13 +61,13 @@ def rounds(suite: Suite, rows: Iterable[Row], scale: str, results_dir: str | Pat
     Raises:
         RunError: a row of a run is damaged.
     """
-    known: Digests = {}
-    parts = []
+    digests: Digests = {}
+    curves = []
     for row in rows:
         name = row.full_name.removeprefix(f"{row.table}/{row.dataset}/")
         for seed, run in suite.runs(row, scale, runtime=Runtime(results_dir=str(results_dir))).items():
-            if state_of(run, known).state == "complete":
-                found = rounds_of(run.folder)
-                where = {"table": row.table, "dataset": row.dataset, "row": name, "seed": seed}
-                parts.append(pd.concat([pd.DataFrame(where, found.index), found], axis=1))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["table", "dataset", "row", "seed"])
+            if state_of(run, digests).state == "complete":
+                curve = rounds_of(run.folder)
+                place = {"table": row.table, "dataset": row.dataset, "row": name, "seed": seed}
+                curves.append(pd.concat([pd.DataFrame(place, curve.index), curve], axis=1))
+    return pd.concat(curves, ignore_index=True) if curves else pd.DataFrame(columns=["table", "dataset", "row", "seed"])

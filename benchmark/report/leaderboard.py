@@ -51,7 +51,6 @@ CONTROLS = (
     "with its own interval, is what that loss adds. At its paper's rates: the same row without tuning, over the same "
     "seeds. At the worst clients: accuracy that the worst tenth of the clients can expect. None of these is tested."
 )
-RISES = ", not converged"
 BESIDE = (
     ("Δ to its control", "over_control", "{:+.2f}", "over_control_ci95"),
     ("at its paper's rates", "untuned", "{:.2f}", "untuned_ci95"),
@@ -78,24 +77,24 @@ READ = (
 )
 
 
-def frame(found: Sequence[Setting]) -> pd.DataFrame:
+def frame(board: Sequence[Setting]) -> pd.DataFrame:
     """All settings' lines, one under the other: ``setting``, ``dataset``, ``method`` and the columns of ``lines``."""
-    lines = {(one.table.number, one.dataset): one.lines for one in found}
+    lines = {(setting.table.number, setting.dataset): setting.lines for setting in board}
     return pd.concat(lines, names=["setting", "dataset", "method"]).reset_index()
 
 
-def resolved(one: Setting) -> str:
+def resolved(setting: Setting) -> str:
     """Whether a setting is ranked, and what differences it can tell from none, in a sentence or two."""
-    if not one.ranked:
+    if not setting.ranked:
         reason = "it was not tested"
-        if one.admission:
+        if setting.admission:
             rises = ", ".join(
                 f"{markdown(label)} rises by {value:g}" if value is not None else f"{markdown(label)}'s rise is unknown"
-                for label, value in one.admission["rise"].items()
+                for label, value in setting.admission["rise"].items()
             )
-            reason = REFUSED.format(**{**one.admission, "rise": rises})
+            reason = REFUSED.format(gap=setting.admission["gap"], premise=setting.admission["premise"], rise=rises)
         return UNRANKED.format(reason=reason)
-    resolution = one.lines["resolution"].iloc[0]
+    resolution = setting.lines["resolution"].iloc[0]
     if pd.isna(resolution):
         return "Too few runs to say which differences are resolved."
     return (
@@ -104,74 +103,73 @@ def resolved(one: Setting) -> str:
     )
 
 
-def power(one: Setting) -> str:
+def power(setting: Setting) -> str:
     """Which differences a setting's rows would be told from their reference with, in 80 of 100 repetitions."""
-    found = one.lines["found80"].dropna()
-    if not one.ranked or found.empty:
+    differences = setting.lines["found80"].dropna()
+    if not setting.ranked or differences.empty:
         return ""
     return (
-        f"Power: with the seeds and the scatter of these rows, a true difference of {found.min():.1f} to "
-        f"{found.max():.1f} points, depending on the row, would be found with a power of 80 %."
+        f"Power: with the seeds and the scatter of these rows, a true difference of {differences.min():.1f} to "
+        f"{differences.max():.1f} points, depending on the row, would be found with a power of 80 %."
     )
 
 
-def brief(one: Setting, method: str) -> str:
+def brief(setting: Setting, method: str) -> str:
     """A setting's rows by their place, with what can be told of them, and ``method`` beside the best other row."""
-    plain = re.sub(r"\*\*| \(\[rules\]\([^)]*\)\)", "", resolved(one))
-    told = [f"{one.table.title}, {one.dataset}", pipe_table(*_lines(one, brief=True)), plain]
-    unranked = {method, *one.table.untested}
-    best = next((name for name in one.order if name not in unranked and one.lines.loc[name, "n"]), one.reference)
-    beside = paired(one.scores[method], one.scores[best], "difference")
-    if pd.notna(beside["difference"]):
-        difference = f"{beside['difference']:+.2f}{half(beside['difference_ci95'])}"
-        told.append(f"{method} to {best}, the best other row: {difference}, paired by seed, not corrected.")
-    return "\n\n".join(told)
+    plain = re.sub(r"\*\*| \(\[rules\]\([^)]*\)\)", "", resolved(setting))
+    parts = [f"{setting.table.title}, {setting.dataset}", pipe_table(*_lines(setting, short=True)), plain]
+    others = [name for name in setting.order if name not in (method, *setting.table.untested)]
+    best = next((name for name in others if setting.lines.loc[name, "n"]), setting.reference)
+    pairs = paired(setting.scores[method], setting.scores[best], "difference")
+    if pd.notna(pairs["difference"]):
+        difference = f"{pairs['difference']:+.2f}{half(pairs['difference_ci95'])}"
+        parts.append(f"{method} to {best}, the best other row: {difference}, paired by seed, not corrected.")
+    return "\n\n".join(parts)
 
 
-def interim(suite: Suite, plan: Plan, found: Sequence[Setting]) -> list[str]:
+def interim(suite: Suite, plan: Plan, board: Sequence[Setting]) -> list[str]:
     """A sentence where rows do not have all seeds that the suite fixes, and one where they have others; else none."""
     fixed = suite.scale(plan.scale).seeds
-    counts = {int(n) for one in found for n in one.scores.loc[one.scores.index.isin(fixed)].notna().sum()}
-    run = {seed for one in found for seed in one.scores.dropna(how="all").index}
-    told = []
+    counts = {int(n) for setting in board for n in setting.scores.loc[setting.scores.index.isin(fixed)].count()}
+    seeds = {seed for setting in board for seed in setting.scores.dropna(how="all").index}
+    sentences = []
     if min(counts) < len(fixed):
-        have = " to ".join(map(str, dict.fromkeys((min(counts), max(counts)))))
-        told = [
+        have = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{min(counts)}"
+        sentences.append(
             f"**Interim**: rows have {have} of the {len(fixed)} seeds that were fixed beforehand. "
             "What is bold may change."
-        ]
-    if added := sorted(run - set(fixed)):
-        told.append(
+        )
+    if added := sorted(seeds - set(fixed)):
+        sentences.append(
             f"**Seeds added**: {', '.join(map(str, added))}, beside the {len(fixed)} that were fixed beforehand. "
             "Nothing that is bold here is the board's."
         )
-    return told
+    return sentences
 
 
-def page(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
+def page(suite: Suite, plan: Plan, board: Sequence[Setting]) -> str:
     """The page: for every table the comparison on each of its data sets with its resolution, and the costs."""
-    beside = "" if suite.reading(plan.scale) == "last_k_mean" else SMOOTH
-    read = READ.format(accuracy=ACCURACY[suite.reading(plan.scale)][0], beside=beside)
-    parts = [markdown(f"# {suite.title}"), _provenance(suite, plan), *interim(suite, plan, found), read]
+    reading = suite.reading(plan.scale)
+    accuracy, goal_name = ACCURACY[reading]
+    read = READ.format(accuracy=accuracy, beside="" if reading == "last_k_mean" else SMOOTH)
+    parts = [markdown(f"# {suite.title}"), _provenance(suite, plan), *interim(suite, plan, board), read]
     for table in suite.tables:
-        own = [one for one in found if one.table is table]
-        if own:
-            parts += [markdown(f"## {table.title}")]
-            for one in own:
-                parts += [pipe_table(*_lines(one)), resolved(one), power(one)]
-            parts += [CONTROLS] if table.controls else []
-            parts += ["What it costs", _costs(own, ACCURACY[suite.reading(plan.scale)][1])]
+        if of_table := [setting for setting in board if setting.table is table]:
+            parts.append(markdown(f"## {table.title}"))
+            for setting in of_table:
+                parts += [pipe_table(*_lines(setting)), resolved(setting), power(setting)]
+            parts += [CONTROLS if table.controls else "", "What it costs", _costs(of_table, goal_name)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def latex(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
+def latex(suite: Suite, plan: Plan, board: Sequence[Setting]) -> str:
     """A ``booktabs`` table per setting; rows are named and ordered as on the page, and Δ is bold there too."""
-    parts, told = [r"% Made from records; needs \usepackage{booktabs}."], interim(suite, plan, found)
     accuracy, _ = ACCURACY[suite.reading(plan.scale)]
-    for one in found:
-        read = f"{accuracy} in percent, mean ± half-width of the 95 % t interval (seeds). {LATEX_READ}"
-        about = [f"{one.table.title}, {one.dataset}", read, *(text.replace("**", "") for text in told)]
-        parts.append(latex_table(about, *_lines(one, brief=True)))
+    read = f"{accuracy} in percent, mean ± half-width of the 95 % t interval (seeds). {LATEX_READ}"
+    notes = [read, *(text.replace("**", "") for text in interim(suite, plan, board))]
+    parts = [r"% Made from records; needs \usepackage{booktabs}."]
+    for setting in board:
+        parts.append(latex_table([f"{setting.table.title}, {setting.dataset}", *notes], *_lines(setting, short=True)))
     return "\n".join([*parts, ""])
 
 
@@ -181,80 +179,82 @@ def write(suite: Suite, plan: Plan, results: Path, name: str) -> list[Path]:
     The picture, ``tables/<name>-leaderboard.svg``, shows the settings in which every row has ``LEAST`` seeds. Returns
     the files that changed; nothing is written as long as nothing was run.
     """
-    found = settings(suite, plan)
-    if not found:
+    board = settings(suite, plan)
+    if not board:
         return []
-    board = results / "tables" / f"{name}-leaderboard"
+    file = results / "tables" / f"{name}-leaderboard"
     texts = {
-        board.with_suffix(".md"): page(suite, plan, found),
-        board.with_suffix(".csv"): csv_text(frame(found)),
-        board.with_suffix(".tex"): latex(suite, plan, found),
+        file.with_suffix(".md"): page(suite, plan, board),
+        file.with_suffix(".csv"): csv_text(frame(board)),
+        file.with_suffix(".tex"): latex(suite, plan, board),
     }
-    if told := [one for one in found if (one.lines["n"] + one.lines["failed"] >= LEAST).all()]:
-        texts[board.with_suffix(".svg")] = svg_text(draw_differences(told))
+    if drawn := [setting for setting in board if (setting.lines["n"] + setting.lines["failed"] >= LEAST).all()]:
+        texts[file.with_suffix(".svg")] = svg_text(draw_differences(drawn))
     return write_changed(texts)
 
 
-def _lines(one: Setting, brief: bool = False) -> tuple[list[str], list[list[str]]]:
+def _lines(setting: Setting, short: bool = False) -> tuple[list[str], list[list[str]]]:
     """The heads and the rows of a setting's table."""
-    body = [[method, *_cells(one, method, brief).values()] for method in one.order]
-    return ["method", *_cells(one, one.reference, brief)], body
+    body = [[method, *_cells(setting, method, short).values()] for method in setting.order]
+    return ["method", *_cells(setting, setting.reference, short)], body
 
 
-def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
+def _cells(setting: Setting, method: str, short: bool) -> dict[str, str]:
     """What stands in the row of a method about one data set, by the title of the column."""
-    line = one.lines.loc[method]
-    told = number(line["difference"], "{:+.2f}") + half(line["difference_ci95"])
-    known = "bound" if method in one.table.bounds else "control" if method in one.table.untested else ""
+    line = setting.lines.loc[method]
+    mean = f"{line['mean']:.2f}{half(line['ci95'])} ({_seeds(line)})"
+    difference = number(line["difference"], "{:+.2f}") + half(line["difference_ci95"])
+    role = "bound" if method in setting.table.bounds else "control" if method in setting.table.untested else ""
     cells = {
-        one.dataset: f"{line['mean']:.2f}{half(line['ci95'])} ({_seeds(line)})" + ("" if line["converged"] else RISES),
-        f"mean of the last {one.averaged}": f"{line['last_k_mean']:.2f}{half(line['last_k_ci95'])}",
-        f"Δ to {one.reference}": f"**{told}**" if told_apart(one, method) else told,
+        setting.dataset: mean if line["converged"] else f"{mean}, not converged",
+        f"mean of the last {setting.averaged}": f"{line['last_k_mean']:.2f}{half(line['last_k_ci95'])}",
+        f"Δ to {setting.reference}": f"**{difference}**" if told_apart(setting, method) else difference,
         "simultaneous": half(line["simultaneous_ci95"]).strip(),
         "p (Holm)": _p(line["p_holm"]),
         "p (sign flips)": _p(line["p_flip"]),
         "above": number(100 * line["above"], "{:.0f} %"),
         "rise": number(line["rise"], "{:+.1f}"),
-        "rank": known or number(line["rank"], "{:.1f}"),
+        "rank": role or number(line["rank"], "{:.1f}"),
     }
     for title, name, form, width in BESIDE:
-        if name in one.lines:
+        if name in setting.lines:
             cells[title] = number(line[name], form) + (half(line[width]) if width else "")
-    if "untuned_n" in one.lines and (ran := _seeds(line, "untuned_")):
+    if "untuned_n" in setting.lines and (ran := _seeds(line, "untuned_")):
         cells["at its paper's rates"] += f" ({ran})"
     cells["tuned"] = line["tuned"]
-    if brief:
-        cells = {title: cells[title] for title in (one.dataset, f"Δ to {one.reference}", "simultaneous", "rank")}
+    if short:
+        cells = {head: cells[head] for head in (setting.dataset, f"Δ to {setting.reference}", "simultaneous", "rank")}
     if not line["n"]:
-        nothing = {one.dataset: _seeds(line) or "not run", "rank": cells["rank"] if line["failed"] else ""}
-        return {title: nothing.get(title, "") for title in cells}
+        rank = cells["rank"] if line["failed"] else ""
+        return {**dict.fromkeys(cells, ""), setting.dataset: _seeds(line) or "not run", "rank": rank}
     return cells
 
 
-def _seeds(line: pd.Series, of: str = "") -> str:
+def _seeds(line: pd.Series, prefix: str = "") -> str:
     """Seeds with a score and those that have failed: ``5``, ``4, 1 failed`` or ``5 failed``."""
-    scored = f"{line[f'{of}n']:.0f}" if line[f"{of}n"] > 0 else ""
-    failed = f"{line[f'{of}failed']:.0f} failed" if line[f"{of}failed"] > 0 else ""
-    return ", ".join(filter(None, (scored, failed)))
+    scored, failed = line[f"{prefix}n"], line[f"{prefix}failed"]
+    counts = (f"{scored:.0f}" if scored > 0 else "", f"{failed:.0f} failed" if failed > 0 else "")
+    return ", ".join(filter(None, counts))
 
 
-def _costs(own: Sequence[Setting], goal_name: str) -> str:
+def _costs(of_table: Sequence[Setting], goal_name: str) -> str:
     """What every row spends until it has its reference's accuracy, which ``goal_name`` says in words."""
     head = ["data set", "method", "seeds that reach it", *COSTS]
     body = []
-    for one in own:
-        goal = f"{one.dataset}, {number(one.lines['goal'].iloc[0], '{:.1f} %') or f'no run of {one.reference}'}"
-        for method, line in one.lines.iterrows():
+    for setting in of_table:
+        accuracy = number(setting.lines["goal"].iloc[0], "{:.1f} %") or f"no run of {setting.reference}"
+        goal = f"{setting.dataset}, {accuracy}"
+        for method, line in setting.lines.iterrows():
             if line["n"]:
-                spent = [number(line[name] / unit, form) for name, unit, form in COSTS.values()]
-                body.append([goal, str(method), f"{line['reached']:.0f} of {line['n']:.0f}", *spent])
+                costs = [number(line[name] / unit, form) for name, unit, form in COSTS.values()]
+                body.append([goal, str(method), f"{line['reached']:.0f} of {line['n']:.0f}", *costs])
                 goal = ""
-    told = (
+    legend = (
         f"Until an evaluated round first has the reference's {goal_name}; means over the seeds that reach it, "
         "of the seconds medians. Seconds of several machines, or of busy ones, tell little. Client state: what all "
         "clients together keep between their visits if each of them takes part."
     )
-    return f"{told}\n\n{pipe_table(head, body)}"
+    return f"{legend}\n\n{pipe_table(head, body)}"
 
 
 def _provenance(suite: Suite, plan: Plan) -> str:

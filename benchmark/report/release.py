@@ -18,7 +18,8 @@ from datamodules.common.files import write_atomic
 from datamodules.common.yaml import dump_yaml
 
 TEXT, COUNT, NUMBER = "string", "Int64", "float64"
-ROW = ("table", "dataset", "method", "columns")
+ROW = ("suite", "table", "dataset", "method", "columns")
+"""Columns that name a row."""
 COLUMNS = {
     "id": (TEXT, "names the line, the same in every release"),
     "suite": (TEXT, "suite of the row that the run is for; empty for a run of no suite"),
@@ -73,22 +74,22 @@ def export(results: Path, file: Path, suites: Sequence[Suite]) -> int:
     """
     if file.suffix != ".parquet":
         raise ConfigError(f"--export {file}: name a file that ends in .parquet; a .csv is written beside it")
-    read = {path.parent: read_record(path.parent) for path in sorted((results / "runs").glob("*/record.json"))}
-    ended = {path: record for path, record in read.items() if record["status"] != "running"}
+    records = {path.parent: read_record(path.parent) for path in sorted((results / "runs").glob("*/record.json"))}
+    ended = {folder: record for folder, record in records.items() if record["status"] != "running"}
     if not ended:
         raise ConfigError(f"{results / 'runs'}: there is no run that has ended")
-    known = {scale: places(suites, scale) for scale in {record["scale"] for record in ended.values()}}
+    places_at = {scale: places(suites, scale) for scale in {record["scale"] for record in ended.values()}}
     lines = []
-    for path, record in ended.items():
-        values = [*_values(record, read_rows(path))]
-        rows: list[Place | None] = [*places_of(record, known[record["scale"]])]
-        for place in rows or [None]:
-            about = _about(path.name, record, place)
-            row = "/".join(about[name] for name in ("suite", *ROW) if about.get(name))
-            for own in values:
-                number = f":{own['round']}" if own["reading"] == "round" else ""
-                name = f"{path.name}:{row}:{own['reading'] or record['status']}{number}"
-                lines.append({**about, **own, "id": name})
+    for folder, record in ended.items():
+        readings = list(_readings(record, read_rows(folder)))
+        of_record: list[Place | None] = [*places_of(record, places_at[record["scale"]])]
+        for place in of_record or [None]:
+            about = _about(folder.name, record, place)
+            row = "/".join(about[name] for name in ROW if about.get(name))
+            for values in readings:
+                number = f":{values['round']}" if values["reading"] == "round" else ""
+                line_id = f"{folder.name}:{row}:{values['reading'] or record['status']}{number}"
+                lines.append({**about, **values, "id": line_id})
     frame = pd.DataFrame(lines)
     columns = COLUMNS | {str(name): METRIC for name in frame if name not in COLUMNS}
     types = {name: kind for name, (kind, _) in columns.items()}
@@ -101,11 +102,11 @@ def export(results: Path, file: Path, suites: Sequence[Suite]) -> int:
     return len(ended)
 
 
-def _values(record: Record, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+def _readings(record: Record, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """The numbers of a run: a line for each of its readings, or one without any, and one for each evaluated round."""
-    read: dict[str | None, Any] = {reading: record[name] for reading, name in READING.items() if record.get(name)}
-    for reading, found in (read or {None: {}}).items():
-        yield {"reading": reading, **_numbers(found)}
+    metrics_of: dict[str | None, Any] = {name: record[key] for name, key in READING.items() if record.get(key)}
+    for reading, metrics in (metrics_of or {None: {}}).items():
+        yield {"reading": reading, **_numbers(metrics)}
     for row in rows:
         yield {"reading": "round", **_numbers(row), "seconds": row.get("timing", {}).get("seconds")}
 
@@ -114,20 +115,14 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != "rounds" and isinstance(value, int | float)}
 
 
-def _about(name: str, record: Record, place: Place | None) -> dict[str, Any]:
+def _about(folder: str, record: Record, place: Place | None) -> dict[str, Any]:
     """What was run, where it stands, what it took, and what made it."""
-    row: dict[str, Any] = {}
-    if place:
-        columns = ", ".join(f"{name}={value}" for name, value in place.row.columns.items())
-        row = dict(zip(ROW, (place.row.table, place.row.dataset, place.row.method, columns or None), strict=True))
-    return {
-        "suite": place.suite.paper if place else None,
+    about: dict[str, Any] = {
         "scale": record["scale"],
-        **row,
         "class": record["config"]["method"]["class_path"],
         "data": record["config"]["data"]["class_path"],
         "seed": record["config"]["seed"],
-        "run": name,
+        "run": folder,
         "status": record["status"],
         "rounds": record["rounds"]["done"],
         "seconds": record["timing"]["seconds"],
@@ -137,6 +132,11 @@ def _about(name: str, record: Record, place: Place | None) -> dict[str, Any]:
         "bytes_up": record["bytes_up"],
         "bytes_down": record["bytes_down"],
     }
+    if place:
+        row = place.row
+        about |= {"suite": place.suite.paper, "table": row.table, "dataset": row.dataset, "method": row.method}
+        about["columns"] = ", ".join(f"{name}={value}" for name, value in row.columns.items()) or None
+    return about
 
 
 def card(file: Path, columns: Mapping[str, tuple[str, str]]) -> str:
@@ -148,21 +148,21 @@ def card(file: Path, columns: Mapping[str, tuple[str, str]]) -> str:
         "configs": [{"config_name": "default", "data_files": file.name}],
         "dataset_info": {"features": [{"name": name, "dtype": kind.lower()} for name, (kind, _) in columns.items()]},
     }
-    told = pipe_table(["column", "meaning"], [[f"`{name}`", meaning] for name, (_, meaning) in columns.items()])
-    return f"---\n{dump_yaml(head)}---\n\n# {head['pretty_name']}\n\n{ABOUT}.\n\n{told}\n"
+    table = pipe_table(["column", "meaning"], [[f"`{name}`", meaning] for name, (_, meaning) in columns.items()])
+    return f"---\n{dump_yaml(head)}---\n\n# {head['pretty_name']}\n\n{ABOUT}.\n\n{table}\n"
 
 
 def croissant(file: Path, columns: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
     """The same in JSON-LD, as Croissant 1.0 describes data sets."""
     kinds = {TEXT: "sc:Text", COUNT: "sc:Integer", NUMBER: "sc:Float"}
     files, fields = [], []
-    for one, form in ((file, "application/x-parquet"), (file.with_suffix(".csv"), "text/csv")):
-        about = {"@type": "cr:FileObject", "@id": one.name, "contentUrl": one.name, "encodingFormat": form}
-        files.append({**about, "sha256": hashlib.sha256(one.read_bytes()).hexdigest()})
+    for path, form in ((file, "application/x-parquet"), (file.with_suffix(".csv"), "text/csv")):
+        entry = {"@type": "cr:FileObject", "@id": path.name, "contentUrl": path.name, "encodingFormat": form}
+        files.append({**entry, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
     for name, (kind, meaning) in columns.items():
         source = {"fileObject": {"@id": file.name}, "extract": {"column": name}}
-        about = {"@type": "cr:Field", "@id": f"results/{name}", "description": meaning, "dataType": kinds[kind]}
-        fields.append({**about, "source": source})
+        entry = {"@type": "cr:Field", "@id": f"results/{name}", "description": meaning, "dataType": kinds[kind]}
+        fields.append({**entry, "source": source})
     return {
         "@context": CROISSANT,
         "@type": "sc:Dataset",

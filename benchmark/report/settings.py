@@ -73,89 +73,90 @@ def settings(suite: Suite, plan: Plan) -> list[Setting]:
 
     Those whose reference is not run at this scale are not among them.
     """
-    found = []
+    board = []
     for table in filter(lambda table: table.reference, suite.tables):
         for dataset in dict.fromkeys(row.dataset for row in table.rows):
             rows = [row for row in table.rows if row.dataset == dataset and row.full_name in plan.of_row]
             scores = pd.DataFrame({row.method: _scores(plan, row, suite.reading(plan.scale)) for row in rows})
             if table.reference in scores and scores.notna().any(axis=None):
-                found.append(_setting(suite, plan, table, rows, scores))
-    return found
+                board.append(_setting(suite, plan, table, rows, scores))
+    return board
 
 
-def told_apart(one: Setting, method: str) -> bool:
+def told_apart(setting: Setting, method: str) -> bool:
     """Whether a row may be called better or worse than its reference (see ``leaderboard.READ``).
 
     The setting is admitted, the row's simultaneous interval leaves out zero, it has seeds enough, no run has failed,
     and the lower of the two has converged. Never for bounds, which are not tested.
     """
-    line, failed = one.lines.loc[method], one.lines.loc[[method, one.reference], "failed"]
+    line, failed = setting.lines.loc[method], setting.lines.loc[[method, setting.reference], "failed"]
     apart = abs(line["difference"]) > line["simultaneous_ci95"]
-    lower = method if line["difference"] < 0 else one.reference
-    sound = line["pairs"] >= LEAST and not failed.any() and one.lines.loc[lower, "converged"]
-    return bool(one.ranked and apart and sound)
+    lower = method if line["difference"] < 0 else setting.reference
+    sound = line["pairs"] >= LEAST and not failed.any() and setting.lines.loc[lower, "converged"]
+    return bool(setting.ranked and apart and sound)
+
+
+def paired(scores: pd.Series, others: pd.Series, name: str, width: str = "") -> dict[str, Any]:
+    """Mean difference of two rows over the seeds in which both have a score, and the half-width of its interval."""
+    differences = (scores - others).replace([inf, -inf], nan).dropna()
+    return {name: differences.mean(), width or f"{name}_ci95": interval(differences)}
 
 
 def _scores(plan: Plan, row: Row, reading: str) -> pd.Series:
     """By seed, with ``FAILED`` for a run that has failed and NaN for one that is missing."""
     scores = values_of(plan, row.full_name, reading, METRIC).reindex(plan.seeds)
-    scores[[seed for seed, key in plan.of_row[row.full_name].items() if plan.found[key].state == "failed"]] = FAILED
+    failed = [seed for seed, key in plan.of_row[row.full_name].items() if plan.found[key].state == "failed"]
+    scores[failed] = FAILED
     return scores
 
 
 def _setting(suite: Suite, plan: Plan, table: Table, rows: Sequence[Row], scores: pd.DataFrame) -> Setting:
     reference, dataset, reading = table.reference, rows[0].dataset, suite.reading(plan.scale)
-    controls = {row: own for row, own in table.controls.items() if row in scores and own in scores}
     untested = table.untested & {*scores}
     lines = compare(scores, reference, untested)
     smooth = {row.method: values_of(plan, row.full_name, "last_k_mean", METRIC) for row in rows}
     worst = {row.method: values_of(plan, row.full_name, reading, WORST) for row in rows}
-    beside = [row for other in suite.tables if other.untuned == table.number for row in other.rows]
-    beside = [row for row in beside if row.dataset == dataset and row.full_name in plan.of_row]
-    untuned = {row.method: summary(_scores(plan, row, reading)) for row in beside}
+    untuned_tables = [other for other in suite.tables if other.untuned == table.number]
+    untuned_rows = {row.method: row for other in untuned_tables for row in other.rows if row.dataset == dataset}
     goal = smooth[reference].mean() if reading == "averaged" else lines.loc[reference, "mean"]
-    chosen = suite.choices(plan.scale)
-    more: dict[str, dict[str, Any]] = {}
+    choices = suite.choices(plan.scale)
+    columns: dict[str, dict[str, Any]] = {}
     for row in rows:
-        name, runs = row.method, plan.of_row[row.full_name].values()
-        done = [(record, rounds_of(plan.runs[key].folder)) for key in runs if (record := plan.found[key].record)]
+        name, keys = row.method, plan.of_row[row.full_name].values()
+        done = [(record, rounds_of(plan.runs[key].folder)) for key in keys if (record := plan.found[key].record)]
         line = {"bound": name in table.bounds, "goal": goal}
         line |= {"last_k_mean": smooth[name].mean(), "last_k_ci95": interval(smooth[name])}
         line["rise"] = pd.Series([late_rise(curve) for _, curve in done], dtype="float64").mean()
-        line |= {**_spent(done, goal), "tuned": _tuned(chosen.get(row.full_name, {}))}
-        if name in controls:
-            line |= paired(scores[name], scores[controls[name]], "over_control")
-        if name in untuned:
-            own = untuned[name]
-            line |= {"untuned": own["mean"], "untuned_ci95": own["ci95"]}
-            line |= {"untuned_n": own["n"], "untuned_failed": own["failed"]}
+        line |= {**_spent(done, goal), "tuned": _tuned(choices.get(row.full_name, {}))}
+        control = table.controls.get(name, "")
+        if control in scores:
+            line |= paired(scores[name], scores[control], "over_control")
+        untuned = untuned_rows.get(name)
+        if untuned and untuned.full_name in plan.of_row:
+            at_paper = summary(_scores(plan, untuned, reading))
+            line |= {"untuned": at_paper["mean"], "untuned_ci95": at_paper["ci95"]}
+            line |= {"untuned_n": at_paper["n"], "untuned_failed": at_paper["failed"]}
         if WORST in table.metrics:
             line["worst_clients"] = worst[name].mean()
             line |= paired(worst[name], worst[reference], "worst_clients_difference", "worst_clients_ci95")
-        more[name] = line
+        columns[name] = line
     admission = {} if plan.rounds else _admission(suite, plan.scale, table, dataset)
-    whole = scores.drop(columns=[*untested]).dropna()
-    lines["rank"] = whole.rank(axis=1, ascending=False).mean() if admission.get("admitted", False) else nan
-    lines = lines.join(pd.DataFrame.from_dict(more, orient="index"))
+    complete = scores.drop(columns=[*untested]).dropna()
+    lines["rank"] = complete.rank(axis=1, ascending=False).mean() if admission.get("admitted", False) else nan
+    lines = lines.join(pd.DataFrame.from_dict(columns, orient="index"))
     lines["converged"] = ~(lines["rise"] > RISING)
     lines["resolution"] = lines["simultaneous_ci95"].median()
-    lines["found80"] = _found(lines, scores.shape[1] - len(untested) - 1)
+    lines["found80"] = _detectable(lines, scores.shape[1] - len(untested) - 1)
     keys = [key for row in rows for key in plan.of_row[row.full_name].values()]
     averaged = " or ".join(sorted({last_rounds(plan.runs[key].config) for key in keys}))
     return Setting(table, dataset, scores, lines, averaged, admission)
 
 
-def _found(lines: pd.DataFrame, family: int) -> pd.Series:
+def _detectable(lines: pd.DataFrame, family: int) -> pd.Series:
     """By row, the true difference that its simultaneous interval tells from zero with 80 % (t approximation)."""
     free = (lines["pairs"] - 1).clip(lower=1)
     critical = stats.t.ppf(1 - (1 - LEVEL) / 2 / max(1, family), free)
     return lines["simultaneous_ci95"] * (1 + stats.t.ppf(POWER, free) / critical)
-
-
-def paired(scores: pd.Series, beside: pd.Series, name: str, width: str = "") -> dict[str, Any]:
-    """Mean difference of two rows over the seeds in which both have a score, and the half-width of its interval."""
-    both = (scores - beside).replace([inf, -inf], nan).dropna()
-    return {name: both.mean(), width or f"{name}_ci95": interval(both)}
 
 
 def _admission(suite: Suite, scale: str, table: Table, dataset: str) -> Mapping[str, Any]:
@@ -164,11 +165,11 @@ def _admission(suite: Suite, scale: str, table: Table, dataset: str) -> Mapping[
     The verdict on a setting of the suite that this one extends counts if reference and first bound are alike in both,
     apart from seeds and tuned rates.
     """
-    own: Mapping[str, Any] | None = suite.admitted.own(scale).get(f"{table.number}/{dataset}")
+    verdict: Mapping[str, Any] | None = suite.admitted.own(scale).get(f"{table.number}/{dataset}")
     extended = suite.extended
-    if own is not None or extended is None or scale not in extended.spec.scales:
-        return own or {}
-    base = next((one for one in extended.tables if one.number == table.number), None)
+    if verdict is not None or extended is None or scale not in extended.spec.scales:
+        return verdict or {}
+    base = next((base for base in extended.tables if base.number == table.number), None)
     if base is None or _tested(suite, scale, table, dataset) != _tested(extended, scale, base, dataset):
         return {}
     return _admission(extended, scale, base, dataset)
@@ -182,14 +183,14 @@ def _tested(suite: Suite, scale: str, table: Table, dataset: str) -> list[tuple[
 
 def _spent(done: Sequence[tuple[Record, pd.DataFrame]], goal: float) -> dict[str, Any]:
     """How many of a row's runs reach an accuracy, what these spend until then on average, and what clients keep."""
-    costs = [found for record, curve in done if (found := cost(record, curve, goal)) is not None]
-    spent = pd.DataFrame(costs, columns=["rounds", *SPENT, "seconds"])
+    costs = [cost(record, curve, goal) for record, curve in done]
+    spent = pd.DataFrame([of_run for of_run in costs if of_run is not None], columns=["rounds", *SPENT, "seconds"])
     typical = {**spent.mean(), "seconds": spent["seconds"].median()}  # a machine that was busy once counts once
     kept = max((record["client_state_bytes"] for record, _ in done if "client_state_bytes" in record), default=nan)
-    return {"reached": len(costs), **typical, "client_state_bytes": kept}
+    return {"reached": len(spent), **typical, "client_state_bytes": kept}
 
 
 def _tuned(entry: Mapping[str, Any]) -> str:
     """The options of an entry of ``Suite.choices``, such as ``lr 0.03``."""
-    chosen = [f"{name.partition('.')[2]} {value:g}" for name, value in entry.get("options", {}).items()]
-    return ", ".join([*chosen, *([] if entry.get("interior", True) else ["not interior"])])
+    options = [f"{name.partition('.')[2]} {value:g}" for name, value in entry.get("options", {}).items()]
+    return ", ".join(options if entry.get("interior", True) else [*options, "not interior"])

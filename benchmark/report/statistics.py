@@ -37,8 +37,8 @@ def interval(values: Sequence[float] | pd.Series, level: float = LEVEL) -> float
 
 def summary(scores: pd.Series) -> dict[str, Any]:
     """A row's ``mean`` over runs with a score, its ``ci95`` (half-width), ``n`` of these runs, and ``failed`` ones."""
-    own = _finite(scores)
-    return {"mean": own.mean(), "ci95": interval(own), "n": len(own), "failed": (scores == FAILED).sum()}
+    finite = _finite(scores)
+    return {"mean": finite.mean(), "ci95": interval(finite), "n": len(finite), "failed": (scores == FAILED).sum()}
 
 
 def compare(scores: pd.DataFrame, reference: str, bounds: Collection[str] = ()) -> pd.DataFrame:

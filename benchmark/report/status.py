@@ -20,6 +20,9 @@ from benchmark.runs.states import saved_rounds
 from benchmark.suites.plan import Plan
 from datamodules.common.errors import BenchError, RunError
 
+COSTLESS = {"seed", "scale", "rounds", "report", "last_k", "average_last", "data.partition_seed"}
+"""Options that do not affect the time of a round."""
+
 
 def show(plan: Plan, every_run: bool = False) -> None:
     """Print the progress of rows and runs, the counts of states, and the remaining rounds and time.
@@ -36,62 +39,59 @@ def show(plan: Plan, every_run: bool = False) -> None:
         print(f"nothing is run at scale {plan.scale}: every row is left out")
         return
     runs = pd.DataFrame([_progress(run, plan.found[key].state) for key, run in plan.runs.items()], index=[*plan.runs])
-    acc = f"acc ({', '.join(dict.fromkeys(run.config.report for run in plan.runs.values()))})"
+    accuracy = f"acc ({', '.join(dict.fromkeys(run.config.report for run in plan.runs.values()))})"
     shown = runs if every_run else runs[~runs["state"].isin(["complete", "missing"])]
-    lines = [] if every_run else [_rows(plan, runs, acc)]
-    lines += [_runs(plan, shown, acc)] if len(shown) else []
+    lines = [] if every_run else [_row_table(plan, runs, accuracy)]
+    if len(shown):
+        lines.append(_run_table(plan, shown, accuracy))
     measured = measured_here(next(iter(plan.runs.values())).config.runtime)
     lines += [_counts(runs["state"]), *summary(parts(plan.runs.values(), runs["state"].to_dict(), measured))]
     print(printable("\n".join([*lines, *filter(None, runs["problem"])])))
 
 
-def _rows(plan: Plan, runs: pd.DataFrame, acc: str) -> str:
+def _row_table(plan: Plan, runs: pd.DataFrame, accuracy: str) -> str:
     """One line per row: the runs that differ only in the seed."""
     body = []
     for name, keys in plan.of_row.items():
-        own = runs.loc[list(keys.values())]
-        mean = own.loc[own["state"] == "complete", "accuracy"].mean()
-        body.append([name, _counts(own["state"]), number(mean)])
-    return str(tabulate(body, ["row", "seeds", acc], tablefmt="plain", disable_numparse=True))
+        seeds = runs.loc[list(keys.values())]
+        mean = seeds.loc[seeds["state"] == "complete", "accuracy"].mean()
+        body.append([name, _counts(seeds["state"]), number(mean)])
+    return str(tabulate(body, ["row", "seeds", accuracy], tablefmt="plain", disable_numparse=True))
 
 
-def _runs(plan: Plan, runs: pd.DataFrame, acc: str) -> str:
+def _run_table(plan: Plan, runs: pd.DataFrame, accuracy: str) -> str:
     """One line per run."""
     body = []
-    for key, one in runs.iterrows():
+    for key, line in runs.iterrows():
         run = plan.runs[str(key)]
-        rounds, cells = f"{one['done']}/{run.config.rounds}", ", ".join(dict.fromkeys(run.cells))
-        body.append([one["state"], run.folder.name, str(run.config.seed), rounds, number(one["accuracy"]), cells])
-    heads = ["state", "run", "seed", "rounds", acc, "cells"]
+        rounds, cells = f"{line['done']}/{run.config.rounds}", ", ".join(dict.fromkeys(run.cells))
+        body.append([line["state"], run.folder.name, str(run.config.seed), rounds, number(line["accuracy"]), cells])
+    heads = ["state", "run", "seed", "rounds", accuracy, "cells"]
     return str(tabulate(body, heads, tablefmt="plain", disable_numparse=True))
 
 
 def _counts(states: Iterable[str]) -> str:
     """Count the states, e.g. ``3 complete, 2 missing``."""
-    found = list(states)
-    return ", ".join(f"{found.count(state)} {state}" for state in ("complete", *LACKS) if state in found)
+    listed = list(states)
+    return ", ".join(f"{listed.count(state)} {state}" for state in ("complete", *LACKS) if state in listed)
 
 
 def _progress(run: Run, state: str) -> dict[str, Any]:
     """State, completed rounds, and the accuracy that tables would report if the run ended here."""
-    path, found = run.folder, {"state": state, "done": "?", "accuracy": None, "problem": ""}
+    progress = {"state": state, "done": "?", "accuracy": None, "problem": ""}
     try:
-        rows = read_rows(path)
+        rows = read_rows(run.folder)
         if state in ("damaged", "failed"):
-            error = str(read_record(path)["error"]).strip().splitlines()[-1]
-            found["problem"] = f"{path.name}: {error}"
+            error = str(read_record(run.folder)["error"]).strip().splitlines()[-1]
+            progress["problem"] = f"{run.folder.name}: {error}"
     except BenchError as damage:
-        return {**found, "problem": str(damage)}
-    found["done"] = str(rows[-1]["round"] + 1) if rows else "0"
+        return {**progress, "problem": str(damage)}
+    progress["done"] = str(rows[-1]["round"] + 1) if rows else "0"
     if run.config.report == "averaged":  # only known at the end
-        found["accuracy"] = read_record(path)["averaged"]["acc"] if state == "complete" else None
+        progress["accuracy"] = read_record(run.folder)["averaged"]["acc"] if state == "complete" else None
     elif rows:
-        found["accuracy"] = readings(rows, run.config.last_k)[READING[run.config.report]].get("acc")
-    return found
-
-
-COSTLESS = {"seed", "scale", "rounds", "report", "last_k", "average_last", "data.partition_seed"}
-"""Options that do not affect the time of a round."""
+        progress["accuracy"] = readings(rows, run.config.last_k)[READING[run.config.report]].get("acc")
+    return progress
 
 
 @dataclass(frozen=True)
@@ -124,14 +124,14 @@ class Part:
 
 def measured_here(runtime: Runtime) -> list[Record]:
     """Read the records in a runtime's results that are from this machine (same processor, number of cores and GPU)."""
-    here, found = machine(gpu_name(runtime.accelerator)), []
+    here, records = machine(gpu_name(runtime.accelerator)), []
     for file in sorted(Path(runtime.results_dir, "runs").glob("*/record.json")):
         with suppress(RunError):  # skip damaged records
             record = read_record(file.parent)
-            known = {name: record["environment"].get(name) for name in here}
-            if known == here and record["rounds"]["done"]:
-                found.append(record)
-    return found
+            there = {name: record["environment"].get(name) for name in here}
+            if there == here and record["rounds"]["done"]:
+                records.append(record)
+    return records
 
 
 def parts(runs: Iterable[Run], states: Mapping[str, str], measured: Sequence[Record]) -> list[Part]:
@@ -145,51 +145,52 @@ def parts(runs: Iterable[Run], states: Mapping[str, str], measured: Sequence[Rec
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(json.dumps({**identity(run.config), "seed": None}), []).append(run)
-    found = []
-    for key, group in groups.items():
+    grouped = []
+    for group in groups.values():
         left = [rounds_left(run, states[run.id]) for run in group]
-        config = json.loads(key)
-        alike = [one for one in measured if one["config"]["method"]["class_path"] == config["method"]["class_path"]]
-        same = [one for one in alike if apart(one["config"], config).keys() <= COSTLESS]
-        found.append(Part(tuple(group), sum(left), max(left), same))
-    return found
+        config = identity(group[0].config)
+        method = config["method"]["class_path"]
+        alike = [record for record in measured if record["config"]["method"]["class_path"] == method]
+        same = [record for record in alike if apart(record["config"], config).keys() <= COSTLESS]
+        grouped.append(Part(tuple(group), sum(left), max(left), same))
+    return grouped
 
 
 def rounds_left(run: Run, state: str) -> int:
     """Return the remaining rounds of a run, given its state."""
-    total, path = run.config.rounds, run.folder
-    if state in ("complete", "missing"):
-        return 0 if state == "complete" else total
+    if state == "complete":
+        return 0
+    done = 0 if state == "missing" else saved_rounds(run.folder)
     if state == "running":
         with suppress(RunError):
-            return total - int(read_record(path)["rounds"]["done"])
-    return total - (saved_rounds(path) or 0)
+            done = int(read_record(run.folder)["rounds"]["done"])
+    return run.config.rounds - done
+
+
+def summary(of_plan: Sequence[Part], jobs: int = 1) -> list[str]:
+    """Summarise totals in a few lines.
+
+    Args:
+        of_plan: the parts of a plan.
+        jobs: number of concurrent runs.
+    """
+    runs = [run for part in of_plan for run in part.runs]
+    total, left = sum(run.config.rounds for run in runs), sum(part.left for part in of_plan)
+    remaining = f"{_counted(left, 'round')} {'is' if left == 1 else 'are'} left"
+    lines = [f"{_counted(len(runs), 'run')}, {_counted(total, 'round')}; {remaining}"]
+    timed = [part for part in of_plan if part.left and part.records]
+    untimed = [part for part in of_plan if part.left and not part.records]
+    if timed:
+        seconds = sum(part.seconds for part in timed)
+        longest = max(part.most * part.seconds / part.left for part in timed)
+        at_once = f", {duration(max(seconds / jobs, longest))} with {jobs} at once" if jobs > 1 else ""
+        of_all = f" for {sum(part.left for part in timed):,} of them" if untimed else ""
+        lines.append(f"about {duration(seconds)}{at_once}{of_all}, as measured on this machine")
+    if untimed:
+        which = f"the other {sum(part.left for part in untimed):,}" if timed else "they"
+        lines.append(f"how long {which} take on this machine is unknown")
+    return lines
 
 
 def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def summary(found: Sequence[Part], jobs: int = 1) -> list[str]:
-    """Summarise totals in a few lines.
-
-    Args:
-        found: the parts of a plan.
-        jobs: number of concurrent runs.
-    """
-    runs = [run for part in found for run in part.runs]
-    total, left = sum(run.config.rounds for run in runs), sum(part.left for part in found)
-    remaining = f"{_counted(left, 'round')} {'is' if left == 1 else 'are'} left"
-    lines = [f"{_counted(len(runs), 'run')}, {_counted(total, 'round')}; {remaining}"]
-    known = [part for part in found if part.left and part.records]
-    unknown = [part for part in found if part.left and not part.records]
-    if known:
-        seconds = sum(part.seconds for part in known)
-        longest = max(part.most * part.seconds / part.left for part in known)
-        at_once = f", {duration(max(seconds / jobs, longest))} with {jobs} at once" if jobs > 1 else ""
-        of_all = f" for {sum(part.left for part in known):,} of them" if unknown else ""
-        lines.append(f"about {duration(seconds)}{at_once}{of_all}, as measured on this machine")
-    if unknown:
-        which = f"the other {sum(part.left for part in unknown):,}" if known else "they"
-        lines.append(f"how long {which} take on this machine is unknown")
-    return lines

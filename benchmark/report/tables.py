@@ -97,27 +97,26 @@ class Page:
         self.suite, self.plan, self.published, self.table = suite, plan, published, table
         self.number, self.compare = table.number, suite.scale(plan.scale).compare and not plan.rounds
         self._at_scale = [row for row in table.rows if row.method not in suite.scale(plan.scale).without]
-        self.columns = list(dict.fromkeys(c for row in self._at_scale for c in row.columns))
+        self.columns = list(dict.fromkeys(name for row in self._at_scale for name in row.columns))
         blocks = [[self._judged(row, metric) for metric in table.metrics] for row in self._at_scale]
         if suite.ranked:
             order = list(dict.fromkeys(row.dataset for row in table.rows))
             blocks.sort(key=lambda block: (order.index(block[0]["dataset"]), *_rank(block[0])))
         self.cells: list[Cell] = [cell for block in blocks for cell in block]
-        values = {c: {row.columns.get(c, "") for row in self._at_scale} for c in self.columns}
-        self.heads = [c for c in self.columns if len(values[c]) > 1]
+        values = {name: {row.columns.get(name, "") for row in self._at_scale} for name in self.columns}
+        self.heads = [name for name in self.columns if len(values[name]) > 1]
         self.rows: dict[tuple[str, ...], dict[tuple[str, str], Cell]] = {}
         for cell in self.cells:
-            keys = (cell["method"], *(cell["row"].columns.get(c, "") for c in self.heads))
+            keys = (cell["method"], *(cell["row"].columns.get(name, "") for name in self.heads))
             self.rows.setdefault(keys, {})[cell["dataset"], cell["metric"]] = cell
         methods = [keys[0] for keys in self.rows]
-        self._labels = {
-            keys: keys[0] if methods.count(keys[0]) == 1 else " ".join(filter(None, keys)) for keys in self.rows
-        }
+        self._labels = {key: key[0] if methods.count(key[0]) == 1 else " ".join(filter(None, key)) for key in self.rows}
         self.shown = [keys for keys, cells in self.rows.items() if any(map(_touched, cells.values()))]
         run = {cell["dataset"] for cell in self.cells if _touched(cell)}
-        self.places = list(dict.fromkeys((c["dataset"], c["metric"]) for c in self.cells if c["dataset"] in run))
+        places = [(cell["dataset"], cell["metric"]) for cell in self.cells if cell["dataset"] in run]
+        self.places = list(dict.fromkeys(places))
         networks = [(cell["network"], cell["method"], cell["dataset"]) for cell in self.cells]
-        constant = {c: value for c in self.columns if c not in self.heads for value in values[c]}
+        constant = {name: value for name in self.columns if name not in self.heads for value in values[name]}
         self.facts = facts(suite, plan, table, networks, constant)
 
     @property
@@ -136,7 +135,7 @@ class Page:
         states = {seed: self.plan.found[key].state for seed, key in runs.items()}
         config = self.plan.run(row, self.plan.seeds[0]).config
         scores = values_of(self.plan, row.full_name, self.suite.reading(self.plan.scale), metric)
-        read = [name for name in READING if metric == "acc" and (name != "averaged" or config.average_last)]
+        readings = [name for name in READING if metric == "acc" and (name != "averaged" or config.average_last)]
         return {
             "table": self.number,
             "dataset": row.dataset,
@@ -151,7 +150,7 @@ class Page:
             "n": len(scores),
             "published": self.published.get(row.key(metric)),
             "spread": self.published.get(row.key(f"{metric} std")),
-            **{name: _mean(values_of(self.plan, row.full_name, name, metric)) for name in read},
+            **{name: _mean(values_of(self.plan, row.full_name, name, metric)) for name in readings},
             "runs": " ".join(runs.values()),
             "row": row,
             "scores": scores,
@@ -166,40 +165,40 @@ class Page:
         if self.compare and printed is not None and cell["n"]:
             cell["delta"] = difference(cell["ours"], printed)
             control = control_of(row, self._at_scale, self.table.control)
-            beside = self._cell(control, metric) if control and self.published.get(control.key(metric)) else None
-            unsound = self._unsound(cell, beside)
+            of_control = self._cell(control, metric) if control and self.published.get(control.key(metric)) else None
+            unsound = self._unsound(cell, of_control)
             if not unsound:
                 cell["prediction"] = prediction(list(cell["scores"]), runs)
-            if beside:
+            if of_control:
                 cell |= {"verdict": "open", "note": unsound or "no seed in common with the control"}
                 if not unsound:
-                    cell |= lead(cell["scores"], beside["scores"], printed, beside["published"], runs) or {}
+                    cell |= lead(cell["scores"], of_control["scores"], printed, of_control["published"], runs) or {}
         word = "published: none" if self.published and not printed else cell["verdict"]
         seeds = _count(cell) if 0 < cell["n"] < len(cell["states"]) else ""
         return {**cell, "status": "; ".join(filter(None, (seeds, cell["lacks"], word)))}
 
-    def _unsound(self, cell: Cell, beside: Cell | None) -> str:
+    def _unsound(self, cell: Cell, of_control: Cell | None) -> str:
         """Why the seeds of a cell may not be judged; empty if they may."""
-        for of, one in (("", cell), (" of the control", beside)):
-            if one and (bad := [state for state in BROKEN if state in one["states"].values()]):
-                return f"{bad[0]} runs{of}"
-        own = self.suite.scale(self.plan.scale).seeds
-        complete = [seed for seed, state in cell["states"].items() if state == "complete"]
-        return "" if {*complete} <= {*own} else "other seeds than the suite's"
+        for owner, states in (("", cell["states"]), (" of the control", of_control["states"] if of_control else {})):
+            for state in BROKEN:
+                if state in states.values():
+                    return f"{state} runs{owner}"
+        complete = {seed for seed, state in cell["states"].items() if state == "complete"}
+        return "" if complete <= {*self.suite.scale(self.plan.scale).seeds} else "other seeds than the suite's"
 
     @property
     def _printed(self) -> bool:
         """Whether we know values of the paper for this table."""
         return any(cell["published"] for cell in self.cells)
 
-    def _layout(self, text: Callable[[Cell], str]) -> tuple[list[str], list[list[str]]]:
+    def _layout(self, formatted: Callable[[Cell], str]) -> tuple[list[str], list[list[str]]]:
         """Heads and lines of what was run; columns are named by data set and, if there are several, metric."""
         several = len(self.table.metrics) > 1
         titles = [f"{self._data_label(data)} {metric if several else ''}".strip() for data, metric in self.places]
         body = []
         for keys in self.shown:
             cells = self.rows[keys]
-            body.append([*keys, *(text(cells[place]) if place in cells else "" for place in self.places)])
+            body.append([*keys, *(formatted(cells[place]) if place in cells else "" for place in self.places)])
         return ["method", *(name.replace("_", " ") for name in self.heads), *titles], body
 
     def _data_label(self, dataset: str) -> str:
@@ -213,51 +212,51 @@ class Page:
         """Heading, table, omitted rows, readings, facts and legend."""
         parts = [markdown(f"### Table {self.number}: {self.table.title}")]
         if self.shown:
-            stands_in = bool(self.published) and not self.compare
-            parts += [markdown(f"**Scale {self.plan.scale}: not the paper's protocol.**")] if stands_in else []
+            if self.published and not self.compare:
+                parts.append(markdown(f"**Scale {self.plan.scale}: not the paper's protocol.**"))
             parts += [pipe_table(*self._layout(self._markdown_cell)), markdown(self._not_run()), markdown(self._open())]
         else:
-            parts += [NOTHING]
+            parts.append(NOTHING)
         if readings := self._readings():
             count = "four" if any("averaged" in cell for cell in self.cells) else "three"
             table = pipe_table(list(readings[0]), [list(line.values()) for line in readings])
             parts += [f"<details><summary>Accuracy, all {count} readings</summary>", table, "</details>"]
-        parts += [markdown("; ".join(self._told()) + "."), markdown(self._legend()) if self.shown else ""]
+        parts += [markdown("; ".join(self._statements()) + "."), markdown(self._legend()) if self.shown else ""]
         return "\n\n".join(filter(None, parts)) + "\n"
 
     def _markdown_cell(self, cell: Cell) -> str:
         parts = [markdown(_ours(cell))]
         if self._printed:
-            told = _published(cell) or "none"
+            printed = _published(cell) or "none"
             if cell["delta"] is not None:
-                beside = number(cell.get("prediction"), ", ± {:.2f}")
-                told += f" ({cell['delta']:+.{places(cell['published'])}f}{beside})"
-            parts += [markdown(told) if self.compare else f"<sub>{markdown(told)}</sub>"]
+                expected = number(cell.get("prediction"), ", ± {:.2f}")
+                printed += f" ({cell['delta']:+.{places(cell['published'])}f}{expected})"
+            parts.append(markdown(printed) if self.compare else f"<sub>{markdown(printed)}</sub>")
         if cell.get("effect") is not None:
-            printed = f"{cell['effect_published']:+.{cell['effect_places']}f}"
-            parts += [f"effect {cell['effect']:+.2f}{half(cell['effect_ci95'])} ({printed})"]
+            printed_lead = f"{cell['effect_published']:+.{cell['effect_places']}f}"
+            parts.append(f"effect {cell['effect']:+.2f}{half(cell['effect_ci95'])} ({printed_lead})")
         if cell["n"]:
-            parts += [markdown("; ".join(filter(None, (cell["lacks"], cell["verdict"]))))]
+            parts.append(markdown("; ".join(filter(None, (cell["lacks"], cell["verdict"])))))
         return Marked("<br>".join(filter(None, parts)))
 
     def _not_run(self) -> str:
         """A sentence on what is not shown; empty if nothing."""
-        run = {data for data, _ in self.places}
-        data = dict.fromkeys(cell["dataset"] for cell in self.cells if cell["dataset"] not in run)
-        named = [label for keys, label in self._labels.items() if keys not in self.shown]
-        told = [f"all of {', '.join(data)}"] if data else []
-        told += [f"the row{'s' if len(named) > 1 else ''} {', '.join(named)}"] if named else []
-        return f"Not run: {'; '.join(told)}." if told else ""
+        run = {dataset for dataset, _ in self.places}
+        datasets = dict.fromkeys(cell["dataset"] for cell in self.cells if cell["dataset"] not in run)
+        rows = [label for keys, label in self._labels.items() if keys not in self.shown]
+        texts = [f"all of {', '.join(datasets)}"] if datasets else []
+        texts += [f"the row{'s' if len(rows) > 1 else ''} {', '.join(rows)}"] if rows else []
+        return f"Not run: {'; '.join(texts)}." if texts else ""
 
     def _open(self) -> str:
         """A sentence on why verdicts are open; empty if none is."""
-        found: dict[str, list[str]] = {}
+        cells_of: dict[str, list[str]] = {}
         for keys, cells in self.rows.items():
             for (dataset, metric), cell in cells.items():
-                several = f" {metric}" if len(self.table.metrics) > 1 else ""
-                found.setdefault(cell["note"], []).append(f"{self._labels[keys]} {dataset}{several}")
-        told = [f"{note} ({', '.join(names)})" for note, names in found.items() if note]
-        return f"Open: {'; '.join(told)}." if told else ""
+                of_metric = f" {metric}" if len(self.table.metrics) > 1 else ""
+                cells_of.setdefault(cell["note"], []).append(f"{self._labels[keys]} {dataset}{of_metric}")
+        texts = [f"{note} ({', '.join(names)})" for note, names in cells_of.items() if note]
+        return f"Open: {'; '.join(texts)}." if texts else ""
 
     def _readings(self) -> list[dict[str, str]]:
         """Accuracy in all readings, a line for each row and data set that was run."""
@@ -269,12 +268,12 @@ class Page:
         lines = []
         for cell in self.cells:
             if cell["metric"] == "acc" and cell["n"]:
-                own = {c.replace("_", " "): cell["row"].columns.get(c, "") for c in self.heads}
-                read = {titles[name]: number(cell[name]) for name in READING if name in cell}
-                lines.append({"method": cell["method"], **own, "data set": cell["dataset"], **read})
+                columns = {name.replace("_", " "): cell["row"].columns.get(name, "") for name in self.heads}
+                readings = {titles[name]: number(cell[name]) for name in READING if name in cell}
+                lines.append({"method": cell["method"], **columns, "data set": cell["dataset"], **readings})
         return lines
 
-    def _told(self) -> list[str]:
+    def _statements(self) -> list[str]:
         return [f"{name}: {text}" if name else text for name, text in self.facts.items() if text or name in ALWAYS]
 
     def _legend(self) -> str:
@@ -285,8 +284,8 @@ class Page:
         if table.bounds:
             text += [f"Bounds, which know more labels than a method may: {', '.join(table.bounds)}."]
         if self.compare:
-            several = table.published_runs > 1
-            further = f"the mean of {table.published_runs} further runs" if several else "one further run"
+            runs = table.published_runs
+            further = "one further run" if runs == 1 else f"the mean of {runs} further runs"
             text += [LEVEL.format(further=further), EFFECT.format(control=table.control) if table.control else NO_LEAD]
         elif self.published:
             text += ["Published values, below ours, belong to the paper's data and protocol: no comparison is meant."]
@@ -303,11 +302,12 @@ class Page:
         title = f"Table {self.number}: {self.table.title}"
         if not self.shown:
             return printable(f"{title}\n{NOTHING}\n")
-        metric, titles = self.places[0][1], dict[tuple[str, ...], list[str]]()
-        for place in (place for place in self.places if place[1] == metric):
-            cells = [self.rows[keys].get(place) for keys in self.shown]
-            texts = tuple("" if cell is None else self._terminal_cell(cell) for cell in cells)
-            titles.setdefault(texts, []).append(self._data_label(place[0]))
+        metric = self.places[0][1]
+        titles: dict[tuple[str, ...], list[str]] = {}
+        for dataset in [dataset for dataset, name in self.places if name == metric]:
+            cells = [self.rows[keys].get((dataset, metric)) for keys in self.shown]
+            column = tuple("" if cell is None else self._terminal_cell(cell) for cell in cells)
+            titles.setdefault(column, []).append(self._data_label(dataset))
         body = zip([self._labels[keys] for keys in self.shown], *titles, strict=True)
         heads = ["method", *("\n".join(names) for names in titles.values())]
         table = tabulate(body, heads, tablefmt="simple", disable_numparse=True)
@@ -327,17 +327,17 @@ class Page:
     def latex(self) -> str:
         """A ``booktabs`` table of the runs, preceded by facts as comments."""
         read = f"{OURS} In brackets the published value." if self._printed else OURS
-        told = [f"Table {self.number}: {self.table.title}", read, *self._told()]
-        return latex_table(told, *self._layout(_latex_cell))
+        comments = [f"Table {self.number}: {self.table.title}", read, *self._statements()]
+        return latex_table(comments, *self._layout(_latex_cell))
 
 
 def _lacks(states: Mapping[int, str], n: int) -> str:
     """Why seeds have no value, e.g. ``failed (1)`` or ``not run``; empty if all have one."""
-    found = list(states.values())
-    told = [f"{state} ({found.count(state)})" for state in LACKS[:-1] if state in found]
-    if told and n < len(states):
-        return "; ".join(told)
-    return "" if n else "not run" if "missing" in found else "no value"
+    listed = list(states.values())
+    counts = [f"{state} ({listed.count(state)})" for state in LACKS if state in listed and state != "missing"]
+    if counts and n < len(states):
+        return "; ".join(counts)
+    return "" if n else "not run" if "missing" in listed else "no value"
 
 
 def _rank(cell: Cell) -> tuple[int, float]:

@@ -107,7 +107,7 @@ class Plan:
 
     def look_again(self, changed: Collection[Run] = ()) -> None:
         """Read the runs again that were not complete, and those that have changed since."""
-        again = {run.id for run in changed} | {key for key, one in self.found.items() if one.state != "complete"}
+        again = {run.id for run in changed} | {key for key, run in self.found.items() if run.state != "complete"}
         self.found |= self._states(again)
 
     def _states(self, keys: Iterable[str]) -> dict[str, RunState]:
@@ -126,11 +126,11 @@ def control_of(row: Row, rows: Iterable[Row], label: str) -> Row | None:
     """
     if row.method == label:
         return None
-    controls = [one for one in rows if (one.dataset, one.method) == (row.dataset, label)]
-    names = {name for one in controls for name in one.columns}
-    telling = [name for name in names if len({one.columns.get(name) for one in controls}) > 1]
-    found = [one for one in controls if all(one.columns.get(name) == row.columns.get(name) for name in telling)]
-    return found[0] if len(found) == 1 else None
+    controls = [control for control in rows if (control.dataset, control.method) == (row.dataset, label)]
+    names = {name for control in controls for name in control.columns}
+    keys = [name for name in names if len({control.columns.get(name) for control in controls}) > 1]
+    alike = [control for control in controls if all(control.columns.get(key) == row.columns.get(key) for key in keys)]
+    return alike[0] if len(alike) == 1 else None
 
 
 def read_published(path: Path) -> dict[Any, str]:
@@ -154,10 +154,11 @@ def read_published(path: Path) -> dict[Any, str]:
                 raise ValueError("more values than the header has columns")
             spread = line.pop("std", "")
             row = Row(table, dataset, method, {name: text for name, text in line.items() if text}, {})
-            for key, text in ((metric, value), *([(f"{metric} std", spread)] if spread else [])):
-                if not isfinite(float(text)) or row.key(key) in values:
-                    raise ValueError(f"{row.full_name}, {key}: {text!r} is not finite, or occurs twice")
-                values[row.key(key)] = text
+            printed = {metric: value, f"{metric} std": spread} if spread else {metric: value}
+            for name, text in printed.items():
+                if not isfinite(float(text)) or row.key(name) in values:
+                    raise ValueError(f"{row.full_name}, {name}: {text!r} is not finite, or occurs twice")
+                values[row.key(name)] = text
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path}, line {number}: a column, or a number, is missing: {error}") from None
     return values

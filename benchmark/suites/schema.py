@@ -70,8 +70,8 @@ class Layers(_PerDataset):
 
     def of(self, table: str, dataset: str) -> list[Layer]:
         """Those of a row, of which a later one wins: all rows', its table's, its data set's, and that of both."""
-        own = self.tables.get(table, _PerDataset())
-        return [self, own, self.datasets.get(dataset, Layer()), own.datasets.get(dataset, Layer())]
+        of_table = self.tables.get(table, _PerDataset())
+        return [self, of_table, self.datasets.get(dataset, Layer()), of_table.datasets.get(dataset, Layer())]
 
 
 class _Label(_Part, extra="allow"):  # options of its rows
@@ -158,7 +158,7 @@ class SuiteSpec(_Part, extra="allow"):  # YAML anchors
     published: str | None
     report: Reading
     base: Layer
-    datasets: dict[str, Annotated[Layer, BeforeValidator(lambda given: {} if given is None else given)]]
+    datasets: dict[str, Annotated[Layer, BeforeValidator(lambda layer: {} if layer is None else layer)]]
     labels: dict[str, _Label]
     tables: Annotated[dict[Word, _Table], Field(min_length=1)]
     scales: Annotated[dict[Scale, ScaleSpec], Field(min_length=1)]
@@ -167,15 +167,15 @@ class SuiteSpec(_Part, extra="allow"):  # YAML anchors
     @model_validator(mode="after")
     def _fill_untuned(self) -> "SuiteSpec":
         """Give each table ``untuned: NAME`` the rows of the table NAME without its controls, at every scale."""
-        for name, own in self.tables.items():
-            if own.untuned:
-                of = self.tables[own.untuned]
-                own.rows = [row for row in of.rows if row.method not in of.controls.values()]
-                own.datasets, own.metrics = own.datasets or of.datasets, own.metrics or of.metrics
-                own.set = own.set or of.set
+        for name, table in self.tables.items():
+            if table.untuned:
+                tuned = self.tables[table.untuned]
+                table.rows = [row for row in tuned.rows if row.method not in tuned.controls.values()]
+                table.datasets, table.metrics = table.datasets or tuned.datasets, table.metrics or tuned.metrics
+                table.set = table.set or tuned.set
                 for scale in self.scales.values():
-                    if own.untuned in scale.tables:
-                        scale.tables.setdefault(name, scale.tables[own.untuned])
+                    if table.untuned in scale.tables:
+                        scale.tables.setdefault(name, scale.tables[table.untuned])
         return self
 
 
@@ -215,13 +215,14 @@ def with_its_method(name: str) -> list[str]:
     return [rest.partition(".")[0], name] if ablation else [name]
 
 
-def on_top(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """``own`` on top of ``base``: mappings are merged, rows of a table appended, other values replaced.
+def on_top(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """``top`` on top of ``base``: mappings are merged, rows of a table appended, other values replaced.
 
     A ``null`` in place of a mapping, such as a table, leaves it out.
     """
     result = {str(key): value for key, value in base.items()}
-    for key, value in ((str(key), value) for key, value in own.items()):
+    for name, value in top.items():
+        key = str(name)
         before = result.get(key)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
             result[key] = on_top(before, value)

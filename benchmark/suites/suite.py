@@ -57,13 +57,13 @@ class Suite:
 
     def _table(self, number: str) -> Table:
         spec = self.spec.tables[number]
-        own = {f.name: getattr(spec, f.name) for f in fields(Table) if f.name not in ("number", "rows")}
+        entries = {f.name: getattr(spec, f.name) for f in fields(Table) if f.name not in ("number", "rows")}
         rows = []
         for dataset in spec.datasets:
             for row in spec.rows:
                 columns, options = dict(row.model_extra or {}), {**spec.set, **row.set}
                 rows.append(Row(number, dataset, row.method, columns, options))
-        return Table(number=number, rows=tuple(rows), **own)
+        return Table(number=number, rows=tuple(rows), **entries)
 
     def scale(self, name: str) -> ScaleSpec:
         """The suite's entry for a scale."""
@@ -82,12 +82,12 @@ class Suite:
         Raises:
             ConfigError: no such row (with the closest one), several different runs, or a row without a run.
         """
-        found = self.matching([name], scale)
-        if not found:
+        rows = self.matching([name], scale)
+        if not rows:
             raise self._nothing(scale, {row.method for row in self._meant(name, scale)})
-        if len({self.run(row, scale).id for row in found}) > 1:
-            raise ConfigError(f"row '{name}' is several runs: name one of {', '.join(row.full_name for row in found)}")
-        return found[0]
+        if len({self.run(row, scale).id for row in rows}) > 1:
+            raise ConfigError(f"row '{name}' is several runs: name one of {', '.join(row.full_name for row in rows)}")
+        return rows[0]
 
     def run(self, row: Row, scale: str) -> Run:
         """The run of a row with the scale's first seed, resolved once.
@@ -144,13 +144,12 @@ class Suite:
         own = {name: entry for name, entry in self.tuned.own(scale).items() if "options" in entry}
         if base is None or scale not in base.spec.scales or self.scale(scale).tuning != base.scale(scale).tuning:
             return own
-        ours, theirs = ({row.full_name: row for row in suite.rows} for suite in (self, base))
-        inherited = {
-            name: entry
-            for name, entry in base.choices(scale).items()
-            if name in ours.keys() & theirs.keys()
-            and self.before_tuning(ours[name], scale) == base.before_tuning(theirs[name], scale)
-        }
+        rows, base_rows = {row.full_name: row for row in self.rows}, {row.full_name: row for row in base.rows}
+        inherited = {}
+        for name, entry in base.choices(scale).items():
+            row, base_row = rows.get(name), base_rows.get(name)
+            if row and base_row and self.before_tuning(row, scale) == base.before_tuning(base_row, scale):
+                inherited[name] = entry
         return {**inherited, **own}
 
     def before_tuning(self, row: Row, scale: str) -> dict[str, Any]:
@@ -183,8 +182,9 @@ class Suite:
         ]
         values = apply({"seed": at.seeds[0]}, {"method": label.method})
         for layer in layers:
-            for options in (layer.set, *(layer.methods.get(one, {}) for one in with_its_method(label.method))):
-                values = apply(values, options)
+            values = apply(values, layer.set)
+            for method in with_its_method(label.method):
+                values = apply(values, layer.methods.get(method, {}))
         return values | {"scale": scale, "report": self.reading(scale)}
 
     def plan(
@@ -203,14 +203,14 @@ class Suite:
         """
         self.admitted.own(scale)  # so that it is not found damaged when the runs are over
         seeds = tuple(dict.fromkeys(seeds or self.scale(scale).seeds))
-        given = {name: value for name, value in {"runtime": runtime, **changes}.items() if value is not None}
-        plan = Plan(scale, {}, {}, seeds, given.get("rounds"))
+        changes = {name: value for name, value in {"runtime": runtime, **changes}.items() if value is not None}
+        plan = Plan(scale, {}, {}, seeds, changes.get("rounds"))
         for row in self.matching([], scale):
-            made = self.runs(row, scale, seeds, **given)
-            plan.of_row[row.full_name] = {seed: run.id for seed, run in made.items()}
-            for run in made.values():
-                known = plan.runs.get(run.id)
-                plan.runs[run.id] = replace(known, cells=(*known.cells, row.name)) if known else run
+            runs = self.runs(row, scale, seeds, **changes)
+            plan.of_row[row.full_name] = {seed: run.id for seed, run in runs.items()}
+            for run in runs.values():
+                planned = plan.runs.get(run.id)  # for a row of the same configuration
+                plan.runs[run.id] = replace(planned, cells=(*planned.cells, row.name)) if planned else run
         return plan
 
     def select(
@@ -235,9 +235,9 @@ class Suite:
         Raises:
             ConfigError: a filter names something that does not exist, or nothing is left.
         """
-        parts = (("table", tables, self.spec.tables), ("method of this suite", methods, self.spec.labels))
-        for what, asked, known in parts:
-            for name in asked:
+        filters = (("table", tables, self.spec.tables), ("method of this suite", methods, self.spec.labels))
+        for what, names, known in filters:
+            for name in names:
                 if name not in known:
                     raise unknown(what, name, known)
         seeds = list(seeds or plan.seeds)
@@ -263,8 +263,7 @@ class Suite:
         """
         without = self.scale(scale).without
         meant = {row.full_name for pattern in patterns for row in self._meant(pattern, scale)}
-        own = [row for row in self.rows if row.method not in without]
-        return [row for row in own if not patterns or row.full_name in meant]
+        return [row for row in self.rows if row.method not in without and (not patterns or row.full_name in meant)]
 
     def _meant(self, pattern: str, scale: str) -> list[Row]:
         """The rows that a pattern means: those of that name, or else all that match it as a glob.
@@ -272,16 +271,16 @@ class Suite:
         Raises:
             ConfigError: no such row.
         """
-        found = [row for row in self.rows if pattern in (row.name, row.full_name)]
-        found = found or [row for row in self.rows if fnmatch(row.name, pattern) or fnmatch(row.full_name, pattern)]
-        if not found:
-            known = dict.fromkeys(name for row in self.rows for name in (row.name, row.full_name))
-            (close,) = get_close_matches(pattern, known, n=1, cutoff=0.0)
+        rows = [row for row in self.rows if pattern in (row.name, row.full_name)]
+        rows = rows or [row for row in self.rows if fnmatch(row.name, pattern) or fnmatch(row.full_name, pattern)]
+        if not rows:
+            names = dict.fromkeys(name for row in self.rows for name in (row.name, row.full_name))
+            (close,) = get_close_matches(pattern, names, n=1, cutoff=0.0)
             raise ConfigError(
                 f"unknown row '{pattern}'; did you mean '{close}'? `status --paper {self.where} --scale {scale}` lists "
                 "all"
             )
-        return found
+        return rows
 
     def names(self) -> list[str]:
         """Names (``table/dataset/method``) of the rows, without repetition."""
@@ -298,8 +297,8 @@ class Suite:
         name = self.spec.published
         if name is None:
             return {}
-        places = [*(suite.folder / name for suite in (self, self.extended) if suite), PUBLISHED / name]
-        return read_published(next((path for path in places if path.exists()), places[0]))
+        paths = [*(suite.folder / name for suite in (self, self.extended) if suite), PUBLISHED / name]
+        return read_published(next((path for path in paths if path.exists()), paths[0]))
 
 
 def available() -> list[str]:
@@ -346,8 +345,8 @@ def extend(extended: Suite, spec: Mapping[str, Any], where: str, folder: Path) -
             f"suite {where}: give it a name of its own under `paper:`; "
             f"under that of {extended.where} it would overwrite its tables"
         )
-    own = spec.get("tables")
-    left_out = {str(name) for name, table in own.items() if table is None} if isinstance(own, Mapping) else set()
+    tables = spec.get("tables")
+    left_out = {str(name) for name, table in tables.items() if table is None} if isinstance(tables, Mapping) else set()
     gone = {name for name, table in extended.spec.tables.items() if left_out & {name, table.untuned}}
     return Suite(without_tables(on_top(extended.given, spec), gone), where, folder, extended)
 
@@ -373,12 +372,12 @@ def places(suites: Iterable[Suite], scale: str, runtime: Runtime | None = None) 
     Raises:
         ConfigError: a suite has a row that cannot be run.
     """
-    found = []
+    all_places = []
     for suite in suites:
         if scale in suite.spec.scales:
             plan, rows = suite.plan(scale, runtime=runtime), suite.matching([], scale)
-            found += [Place(suite, scale, row, plan.run(row, seed)) for row in rows for seed in plan.seeds]
-    return found
+            all_places += [Place(suite, scale, row, plan.run(row, seed)) for row in rows for seed in plan.seeds]
+    return all_places
 
 
 def places_of(record: Mapping[str, Any], known: Sequence[Place]) -> list[Place]:
@@ -386,5 +385,5 @@ def places_of(record: Mapping[str, Any], known: Sequence[Place]) -> list[Place]:
 
     The record is read as text; no class that it names is imported.
     """
-    same = [one for one in known if one.run.id == record["run_id"]]
-    return [one for one in same if not differences(record["config"], one.run.config)]
+    same_id = [place for place in known if place.run.id == record["run_id"]]
+    return [place for place in same_id if not differences(record["config"], place.run.config)]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from benchmark.board.tune import all_kept, forget, left, retraced, trial, tune
+from benchmark.board.tune import all_kept, forget, left, retraced, trial_of, tune
 from benchmark.runs import folder
 from benchmark.runs.records import read_record
 from benchmark.suites.suite import Suite
@@ -30,10 +30,10 @@ def judged(monkeypatch, scores):
 def test_a_trial_is_the_whole_run_of_the_row_with_other_rates_and_a_seed_of_its_own(tmp_path, runtime):
     suite = toy(tmp_path)
     plain, teacher = suite.rows
-    assert trial(suite, "quick", plain, 1, runtime).options == {"method.lr": 0.09}
+    assert trial_of(suite, "quick", plain, 1, runtime).options == {"method.lr": 0.09}
     exact = replace(plain, options={"method.lr": 0.125})
-    assert trial(suite, "quick", exact, 0, runtime).options == {"method.lr": 0.125}
-    one = trial(suite, "quick", teacher, 1, runtime)
+    assert trial_of(suite, "quick", exact, 0, runtime).options == {"method.lr": 0.125}
+    one = trial_of(suite, "quick", teacher, 1, runtime)
     assert one.options == {"method.lr": 0.09, "method.lr_unlabelled": 0.063}  # their ratio stays
     (run,) = one.runs
     assert (run.config.seed, run.config.rounds) == (1000, suite.run(teacher, "quick").config.rounds)
@@ -44,13 +44,13 @@ def test_a_trial_is_the_whole_run_of_the_row_with_other_rates_and_a_seed_of_its_
 def test_without_a_rate_nothing_is_tuned(tmp_path, runtime):
     suite = with_tuning(tmp_path, rates=["method.nothing"])
     with pytest.raises(ConfigError, match=r"none of method\.nothing has a value to start from"):
-        trial(suite, "quick", suite.rows[0], 0, runtime)
+        trial_of(suite, "quick", suite.rows[0], 0, runtime)
 
 
 def test_test_examples_and_seeds_that_may_be_reported_take_no_part(tmp_path, runtime):
     suite = with_tuning(tmp_path, set={})
     with pytest.raises(ConfigError, match=r"scored on test examples: set data\.balanced_holdout or data"):
-        trial(suite, "quick", suite.rows[0], 0, runtime)
+        trial_of(suite, "quick", suite.rows[0], 0, runtime)
     for seeds, told in {(1000, 1000): r"seeds: twice: 1000", (999,): r"seeds\.0: .* 1000"}.items():
         with pytest.raises(ConfigError, match=rf"scales\.quick\.tuning\.{told}"):
             with_tuning(tmp_path, seeds=list(seeds))
@@ -100,7 +100,7 @@ def test_the_choice_reaches_the_row(tmp_path, runtime, monkeypatch):
     assert again.run(again.rows[1], "quick").config == suite.run(teacher, "quick").config
     assert tune(again, "quick", [plain], runtime, jobs=1) == made and ran() == SEVEN
 
-    (run,) = trial(suite, "quick", plain, 1, runtime).runs
+    (run,) = trial_of(suite, "quick", plain, 1, runtime).runs
     entry = all_kept(again, "quick", [plain])[plain.full_name][run.id]
     assert (entry["factor"], entry["seed"], entry["accuracy"], entry["held_out"]) == (3.0, 1000, 50.0, 100)
     assert entry["code"] == [read_record(run.folder)["code_version"]]
@@ -134,7 +134,7 @@ def test_the_reading_that_the_suite_reports_is_the_score(tmp_path, runtime):
     suite = toy(tmp_path, {**SPEC, "report": "averaged", "base": base})
     for n in SEVEN:
         last, averaged = {-3: (90.0, 10.0), 0: (20.0, 50.0)}.get(n, (20.0, 20.0))
-        (run,) = trial(suite, "quick", suite.rows[0], n, runtime).runs
+        (run,) = trial_of(suite, "quick", suite.rows[0], n, runtime).runs
         completed(run, last, averaged={"rounds": 2, "acc": averaged}, test_images=100)
     made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)["1/Digits/plain"]
     assert made["options"] == {"method.lr": 0.03} and made["tried"][0]["held_out_accuracy"] == 10.0
