@@ -21,7 +21,6 @@ from datamodules.views.pipelines import WEAK_COPIES
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 FOLDERS = ("ag_news_csv", "ag_news", ".")
 BACK_TRANSLATION = "ag_news_back_translation.npz"
-LISTED = "ag_news_texts.txt"
 TEST_DIGEST = "13f335964e1d1061da023de993c5aae9517f09ca9fe515cc0ab412e97d900c0d"
 """``digest`` of the sorted keys of the test texts."""
 REMEDY = (
@@ -80,44 +79,41 @@ class AGNews(FSSLDataModule):
         of the text and four; those of test texts are float32 [N, 1, d].
         """
         root, encoder = Path(self.hparams.data_dir), self.hparams.encoder
-        found, digests = read_texts(root)
-        train, train_labels, test, test_labels = listed(found) if self.hparams.texts == "listed" else found
+        draws_weak = self.hparams.pipeline == "feature_copies"
+        texts, digests = read_texts(root)
+        train, train_labels, test, test_labels = listed(texts) if self.hparams.texts == "listed" else texts
         keep = sample(train_labels, self.hparams.texts_per_class)
-        texts, (copies, strong, more) = [train[i] for i in keep], self._copies(root, train, keep)
-        parts, digests = [], digests | more
-        weak = [text.distorted(texts, seed) for seed in range(10, 10 + WEAK_COPIES)] if self._varied else []
-        for part in (texts, *weak, *copies, test):
-            values, file = text.features(encoder, part, root, self.device)
-            parts.append(values)
+        kept, labels = [train[i] for i in keep], train_labels[keep]
+        strong, strong_view, strong_digests = self._strong_copies(root, train, keep)
+        weak = [text.distorted(kept, seed) for seed in range(10, 10 + WEAK_COPIES)] if draws_weak else []
+        digests |= strong_digests
+        features = []
+        for version in (kept, *weak, *strong, test):
+            values, file = text.features(encoder, version, root, self.device)
+            features.append(values)
             digests[file.name] = sha256_of(file)
-        labels = train_labels[keep]
         self.provenance = {
             "encoder": text.ENCODERS[encoder],
-            "strong_view": strong,
+            "strong_view": strong_view,
             "texts_per_class": np.bincount(labels, minlength=self.num_classes).tolist(),
         }
-        if self._varied:
-            centre, spread = parts[0].mean(axis=0), parts[0].std(axis=0)
-            parts = [(values - centre) / np.where(spread > 0, spread, 1) for values in parts]
-        return Arrays(np.stack(parts[:-1], axis=1), labels, parts[-1][:, None], test_labels, CLASSES, digests)
+        if draws_weak:
+            centre, spread = features[0].mean(axis=0), features[0].std(axis=0)
+            features = [(values - centre) / np.where(spread > 0, spread, 1) for values in features]
+        return Arrays(np.stack(features[:-1], axis=1), labels, features[-1][:, None], test_labels, CLASSES, digests)
 
-    def _copies(self, root: Path, train: list[str], keep: Labels) -> tuple[list[list[str]], str, dict[str, str]]:
+    def _strong_copies(self, root: Path, train: list[str], keep: Labels) -> tuple[list[list[str]], str, dict[str, str]]:
         """Two copies of every kept text for strong views, what they are, and the digest of the file they come from."""
         if self.hparams.strong == "words":
-            texts = [train[i] for i in keep]
-            rate = 0.3 if self._varied else 0.1
-            return [text.distorted(texts, seed, rate) for seed in (1, 2)], "word_deletion_swap", {}
+            kept = [train[i] for i in keep]
+            rate = 0.3 if self.hparams.pipeline == "feature_copies" else 0.1
+            return [text.distorted(kept, seed, rate) for seed in (1, 2)], "word_deletion_swap", {}
         file = root / BACK_TRANSLATION
         remedy = "Provide the file (translations: str [training texts, 2]), or choose data.strong=words"
-        found = read_npz(file, remedy=remedy).get("translations", np.empty(0))
-        if found.shape != (len(train), 2):
-            raise DataError(f"{file}: translations are {list(found.shape)} instead of {[len(train), 2]}. {remedy}")
-        return [found[keep, i].tolist() for i in range(2)], "back_translation", {file.name: sha256_of(file)}
-
-    @property
-    def _varied(self) -> bool:
-        """Whether weak views are drawn."""
-        return bool(self.hparams.pipeline == "feature_copies")
+        copies = read_npz(file, remedy=remedy).get("translations", np.empty(0))
+        if copies.shape != (len(train), 2):
+            raise DataError(f"{file}: translations are {list(copies.shape)} instead of {[len(train), 2]}. {remedy}")
+        return [copies[keep, i].tolist() for i in range(2)], "back_translation", {file.name: sha256_of(file)}
 
 
 def sample(labels: Labels, per_class: int) -> Labels:
@@ -127,33 +123,34 @@ def sample(labels: Labels, per_class: int) -> Labels:
     return np.sort(np.concatenate(chosen))
 
 
-def listed(found: Texts) -> Texts:
+def listed(texts: Texts) -> Texts:
     """Return the training texts of ``ag_news_texts.txt`` in its order, and all test texts in the order of their keys.
 
     Texts are ``plain``, so that the original release and copies of it give the same result.
 
     Args:
-        found: the texts of a file.
+        texts: those of a file.
 
     Raises:
         DataError: training texts are missing, or the test texts differ from the release.
     """
-    keys, texts, test = read_keys(), [plain(one) for one in found[0]], [plain(one) for one in found[2]]
-    place = {key: i for i, key in enumerate(map(text_key, texts, found[1].tolist()))}
-    if missing := sum(key not in place for key in keys):
-        what = f"{missing} of the {len(keys)} listed training texts are not among the {len(texts)} that were found"
+    train, train_labels, test, test_labels = texts
+    keys, train, test = read_keys(), list(map(plain, train)), list(map(plain, test))
+    position = {key: i for i, key in enumerate(map(text_key, train, train_labels.tolist()))}
+    if missing := sum(key not in position for key in keys):
+        what = f"{missing} of the {len(keys)} listed training texts are not among the {len(train)} that were found"
         raise DataError(f"ag_news: {what}. {REMEDY}, or choose data.texts=all")
-    test_keys = list(map(text_key, test, found[3].tolist()))
+    test_keys = list(map(text_key, test, test_labels.tolist()))
     if digest(sorted(test_keys)) != TEST_DIGEST:
         what = f"the {len(test)} test texts differ from the release's 7600"
         raise DataError(f"ag_news: {what}. {REMEDY}, or choose data.texts=all")
-    chosen, order = [place[key] for key in keys], sorted(range(len(test)), key=test_keys.__getitem__)
-    return [texts[i] for i in chosen], found[1][chosen], [test[i] for i in order], found[3][order]
+    chosen, order = [position[key] for key in keys], sorted(range(len(test)), key=test_keys.__getitem__)
+    return [train[i] for i in chosen], train_labels[chosen], [test[i] for i in order], test_labels[order]
 
 
 def read_keys() -> list[str]:
     """Read the keys in ``ag_news_texts.txt``, in ascending order."""
-    lines = package_files("datamodules").joinpath(LISTED).read_text(encoding="utf-8").splitlines()
+    lines = package_files("datamodules").joinpath("ag_news_texts.txt").read_text(encoding="utf-8").splitlines()
     return [line for line in lines if not line.startswith("#")]
 
 
@@ -180,11 +177,11 @@ def text_files(root: Path) -> list[Path]:
     """
     csvs = [[root / folder / "train.csv", root / folder / "test.csv"] for folder in FOLDERS]
     places = [[root / "ag_news.npz"], *csvs]
-    files = next((place for place in places if all(file.exists() for file in place)), None)
-    if files is None:
-        looked = ", ".join(str(place[0]) for place in places)
-        raise DataError(f"ag_news is not in {root.resolve()}: looked for {looked}. {REMEDY} there")
-    return files
+    for files in places:
+        if all(file.exists() for file in files):
+            return files
+    looked = ", ".join(str(files[0]) for files in places)
+    raise DataError(f"ag_news is not in {root.resolve()}: looked for {looked}. {REMEDY} there")
 
 
 def read_texts(root: Path) -> tuple[Texts, dict[str, str]]:
@@ -204,10 +201,8 @@ def read_texts(root: Path) -> tuple[Texts, dict[str, str]]:
     except ConfigError:
         raise
     except Exception as error:
-        where = files[0] if len(files) == 1 else f"train.csv or test.csv in {files[0].parent}"
-        raise DataError(
-            f"ag_news: {where} is damaged or a different data set: {message_of(error)}. {REMEDY}"
-        ) from error
+        what = files[0] if len(files) == 1 else f"train.csv or test.csv in {files[0].parent}"
+        raise DataError(f"ag_news: {what} is damaged or a different data set: {message_of(error)}. {REMEDY}") from error
     return found, digests
 
 

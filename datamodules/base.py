@@ -192,38 +192,6 @@ class FSSLDataModule(L.LightningDataModule):
         self._prepared: dict[Geometry | FeatureView, Tensor] = {}
         self._ready = False
 
-    def _views(self) -> pipelines.Views:
-        """The pipeline's views with the data set's size and constants, or those given in their place."""
-        h = self.hparams
-        constants = tuple(h.mean or self.mean), tuple(h.std or self.std)
-        look = pipelines.Look(self.image_size, h.zoom or self._zoom(), h.flip, *constants, border=h.border)
-        return pipelines.views(h.pipeline, look)
-
-    def _measure(self, arrays: Arrays) -> None:
-        """Take what the class does not say from the training images, and note it for the record."""
-        shape = arrays.train_images.shape[1:]
-        self.num_classes = len(arrays.class_names)
-        self.mean, self.std = (), ()
-        if len(shape) == 3:  # images, not feature vectors
-            self.image_size = self.hparams.side or max(shape[:2]) + 2 * self.hparams.border
-            self.mean, self.std = channel_moments(cast(Images, arrays.train_images))
-        self.views = self._views()
-        self.provenance = {
-            "measured": {
-                "class_names": list(arrays.class_names),
-                "train_images": len(arrays.train_images),
-                "image_shape": list(shape),
-                "mean": list(self.mean),
-                "std": list(self.std),
-            }
-        }
-
-    def _zoom(self) -> int:
-        """Side to enlarge to, as far above the network's input as the data set's own is above its ``image_size``."""
-        own = type(self)
-        zoom = own.image_size * 5 / 4 if own.zoom_size is None else own.zoom_size
-        return round(zoom * self.image_size / own.image_size)
-
     def read(self) -> Arrays:
         """The data set's images and labels."""
         raise NotImplementedError
@@ -241,74 +209,44 @@ class FSSLDataModule(L.LightningDataModule):
     def about(self) -> str:
         """In words: training images by class, without a label and of nobody, test images, and what was not read."""
         self._require_setup()
-        labels, lost = true_labels(self).cpu(), []
+        labels, partition = true_labels(self).cpu(), self.partition
         counts = torch.bincount(labels[labels != HIDDEN], minlength=self.num_classes).tolist()
-        listed = [f"{name} {count}" for name, count in zip(self.class_names, counts, strict=True)]
-        if len(listed) > 12:
-            listed[12:] = [f"... ({len(listed)} classes)"]
+        by_class = [f"{name} {count}" for name, count in zip(self.class_names, counts, strict=True)]
+        if len(by_class) > 12:
+            by_class[12:] = [f"... ({len(by_class)} classes)"]
+        lines = []
         if not self.knows_all:
-            listed.append(f"{int((labels == HIDDEN).sum())} without a label")
-            lost = ["unknown, since they need every label: accuracy at clients, and which pseudo-labels are right"]
-        sites = (self.partition.labelled, self.partition.unlabelled, [self.partition.server])
+            by_class.append(f"{int((labels == HIDDEN).sum())} without a label")
+            lines.append("unknown, since they need every label: accuracy at clients, and which pseudo-labels are right")
+        sites = (partition.labelled, partition.unlabelled, [partition.server])
         held = np.unique(np.concatenate([Lists.of(parts).flat for parts in sites]))
         if len(held) < len(labels):
-            lost.append(f"training images that belong to nobody: {len(labels) - len(held)}")
-        first = f"training images by class: {', '.join(listed)}; {len(self.test_labels)} test images"
-        return "\n".join((first, *lost, *self.notes))
+            lines.append(f"training images that belong to nobody: {len(labels) - len(held)}")
+        summary = f"training images by class: {', '.join(by_class)}; {len(self.test_labels)} test images"
+        return "\n".join((summary, *lines, *self.notes))
 
     def prepare_data(self) -> None:
         """Download and cache, once per machine."""
-        self._arrays_read()
-
-    def _arrays_read(self) -> Arrays:
-        """What ``read`` gives, looked at, and split anew if so asked."""
-        name = type(self).__name__
-        try:
-            arrays = self.read()
-        except Exception as error:
-            if isinstance(error, BenchError) and not isinstance(error, ArraysError):
-                raise
-            raise DataError(f"{name}.read: {message_of(error)} ({place(error)})") from error
-        if not isinstance(arrays, Arrays):
-            raise DataError(f"{name}.read returned a {type(arrays).__name__}; return datamodules.io.sources.Arrays")
-        if self.hparams.split == "random80":
-            arrays = random_split(arrays, self.partition_seed)
-        if self.measured:
-            self._measure(arrays)
-        if arrays.train_images.ndim == 3:
-            self.feature_dim = arrays.train_images.shape[2]
-        if len(arrays.class_names) != self.num_classes:
-            raise DataError(
-                f"{name}.read gives other classes than num_classes={self.num_classes}: {arrays.class_names}"
-            )
-        return arrays
+        self._checked_arrays()
 
     def setup(self, stage: str | None = None) -> None:
         """Read the data and draw the partition, or read it; a second call does nothing."""
         if self._ready:
             return
-        arrays = self._arrays_read()
-        h = self.hparams
+        arrays = self._checked_arrays()
         check_arrays(self, arrays)
         self.sha256, self.class_names = arrays.sha256, arrays.class_names
         self._store({field: torch.from_numpy(getattr(arrays, field)) for field in STORED})
         self.notes, self.knows_all = arrays.notes, bool((arrays.train_labels != HIDDEN).all())
-        seed = stream_seed(self.partition_seed, h.partition_stream)
-        made = shares(h, arrays.train_labels, seed, arrays.train_clients)
-        self.partition, self.client_names = made.partition, made.names
-        if made.digest:
-            self.sha256 = {**self.sha256, Path(h.partition_file).name: made.digest}
-        if len(made.tested):
-            self.test_images, self.test_labels = self.train_images[made.tested], true_labels(self)[made.tested]
+        seed = stream_seed(self.partition_seed, self.hparams.partition_stream)
+        division = shares(self.hparams, arrays.train_labels, seed, arrays.train_clients)
+        self.partition, self.client_names = division.partition, division.names
+        if division.digest:
+            self.sha256 = {**self.sha256, Path(self.hparams.partition_file).name: division.digest}
+        if len(division.tested):
+            self.test_images, self.test_labels = self.train_images[division.tested], true_labels(self)[division.tested]
         self._place()
         self._ready = True
-
-    def _store(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, tensor in tensors.items():
-            if name == "train_labels":
-                keep_true_labels(self, tensor)
-            else:
-                setattr(self, name, tensor)
 
     def place(self, device: torch.device, dtype: torch.dtype = torch.float32, processes: int = 1) -> None:
         """Move the data to ``device``, where ``processes`` lay them out and cut batches; ``dtype``: that of views."""
@@ -336,10 +274,6 @@ class FSSLDataModule(L.LightningDataModule):
         """What the server holds (labels only in scenario ``server``)."""
         self._require_setup()
         return self._server
-
-    def _require_setup(self) -> None:
-        if not self._ready:
-            raise ConfigError(f"{type(self).__name__} knows its clients after setup(): call that first")
 
     @property
     def num_clients(self) -> int:
@@ -381,14 +315,14 @@ class FSSLDataModule(L.LightningDataModule):
         if geometry not in self._prepared:
             self._prepared[geometry] = geometry.prepare(self.train_images)
             finished(self.device)
-        return self._seen(self.views[view](self._prepared[geometry], index, generator))
+        return self._as_input(self.views[view](self._prepared[geometry], index, generator))
 
     def test_blocks(self, size: int) -> Iterator[tuple[int, Callable[[], Tensor]]]:
         """Numbered blocks of ``size`` test images in order; ``block()`` gives the views ``[size, C, H, W]``."""
         view, prepared = self._test_view(), self._test_prepared
 
         def block(index: Tensor) -> Tensor:
-            return self._seen(view(prepared, index, None))
+            return self._as_input(view(prepared, index, None))
 
         for number, index in enumerate(torch.split(torch.arange(len(prepared), device=self.device), size)):
             yield number, partial(block, index)
@@ -401,14 +335,7 @@ class FSSLDataModule(L.LightningDataModule):
         view, images = self._test_view(), images.to(self.device)
         check_images(self, "given", images)
         prepared = view.geometry.prepare(images[:, None] if self.feature_dim and images.ndim == 2 else images)
-        return self._seen(view(prepared, torch.arange(len(prepared), device=self.device), None))
-
-    def _test_view(self) -> View | FeatureView:
-        """How test images are seen: as training images in the view of that name, but for constants of their own."""
-        view, h = self.views["test"], self.hparams
-        if isinstance(view, FeatureView) or not (h.test_mean or h.test_std):
-            return view
-        return replace(view, mean=tuple(h.test_mean or view.mean), std=tuple(h.test_std or view.std))
+        return self._as_input(view(prepared, torch.arange(len(prepared), device=self.device), None))
 
     def pool(self) -> Tensor:
         """Positions of the whole unlabelled pool in stored order, leftovers included, int64."""
@@ -422,34 +349,108 @@ class FSSLDataModule(L.LightningDataModule):
         """Test views and labels in batches, for a plain ``Trainer``; see ``loaders.test_loader``."""
         return loaders.test_loader(self)
 
-    def _seen(self, images: Tensor) -> Tensor:
-        seen = images[:, : self.hparams.channels] if images.ndim == 4 else images
-        return seen.to(self.dtype)
+    def _checked_arrays(self) -> Arrays:
+        """What ``read`` gives, checked, and split anew if so asked."""
+        reader = f"{type(self).__name__}.read"
+        try:
+            arrays = self.read()
+        except Exception as error:
+            if isinstance(error, BenchError) and not isinstance(error, ArraysError):
+                raise
+            raise DataError(f"{reader}: {message_of(error)} ({place(error)})") from error
+        if not isinstance(arrays, Arrays):
+            raise DataError(f"{reader} returned a {type(arrays).__name__}; return datamodules.io.sources.Arrays")
+        if self.hparams.split == "random80":
+            arrays = random_split(arrays, self.partition_seed)
+        if self.measured:
+            self._measure(arrays)
+        if arrays.train_images.ndim == 3:
+            self.feature_dim = arrays.train_images.shape[2]
+        if len(arrays.class_names) != self.num_classes:
+            raise DataError(f"{reader} gives other classes than num_classes={self.num_classes}: {arrays.class_names}")
+        return arrays
+
+    def _measure(self, arrays: Arrays) -> None:
+        """Take what the class does not say from the training images, and note it for the record."""
+        shape = arrays.train_images.shape[1:]
+        self.num_classes = len(arrays.class_names)
+        self.mean, self.std = (), ()
+        if len(shape) == 3:  # images, not feature vectors
+            self.image_size = self.hparams.side or max(shape[:2]) + 2 * self.hparams.border
+            self.mean, self.std = channel_moments(cast(Images, arrays.train_images))
+        self.views = self._views()
+        self.provenance = {
+            "measured": {
+                "class_names": list(arrays.class_names),
+                "train_images": len(arrays.train_images),
+                "image_shape": list(shape),
+                "mean": list(self.mean),
+                "std": list(self.std),
+            }
+        }
+
+    def _views(self) -> pipelines.Views:
+        """The pipeline's views with the data set's size and constants, or those given in their place."""
+        h = self.hparams
+        mean, std = tuple(h.mean or self.mean), tuple(h.std or self.std)
+        look = pipelines.Look(self.image_size, h.zoom or self._zoom(), h.flip, mean, std, border=h.border)
+        return pipelines.views(h.pipeline, look)
+
+    def _zoom(self) -> int:
+        """Side to enlarge to, as far above the network's input as the data set's own is above its ``image_size``."""
+        cls = type(self)
+        zoom = cls.image_size * 5 / 4 if cls.zoom_size is None else cls.zoom_size
+        return round(zoom * self.image_size / cls.image_size)
+
+    def _store(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if name == "train_labels":
+                keep_true_labels(self, tensor)
+            else:
+                setattr(self, name, tensor)
+
+    def _require_setup(self) -> None:
+        if not self._ready:
+            raise ConfigError(f"{type(self).__name__} knows its clients after setup(): call that first")
+
+    def _test_view(self) -> View | FeatureView:
+        """How test images are seen: as training images in the view of that name, but for constants of their own."""
+        view, h = self.views["test"], self.hparams
+        if isinstance(view, FeatureView) or not (h.test_mean or h.test_std):
+            return view
+        return replace(view, mean=tuple(h.test_mean or view.mean), std=tuple(h.test_std or view.std))
+
+    def _as_input(self, views: Tensor) -> Tensor:
+        """Views with the channels and the dtype that the network takes."""
+        shown = views[:, : self.hparams.channels] if views.ndim == 4 else views
+        return shown.to(self.dtype)
 
     def _place(self) -> None:
-        device = self.device
+        """Move the data to the device, and give every site its positions and the labels that it may see."""
+        device, partition = self.device, self.partition
         labels = true_labels(self).to(device)
         keep_true_labels(self, labels)
         self.train_images = self.train_images.to(device)
         self._test_prepared = self.views["test"].geometry.prepare(self.test_images.to(device))
         self._prepared.clear()
-        part, reveals = self.partition, self.hparams.hidden_labels == "revealed"
-        unlabelled = unlabelled_sets(part, self.hparams.union_mode)
-        labelled = labelled_sets(part, labels.cpu(), self.hparams.labelled_repeats)
+        unlabelled = unlabelled_sets(partition, self.hparams.union_mode)
+        labelled = labelled_sets(partition, labels.cpu(), self.hparams.labelled_repeats)
         if self.hparams.hidden_labels == "pooled":
             labelled = Lists.of([np.concatenate(pair) for pair in zip(labelled, unlabelled, strict=True)])
             unlabelled = unlabelled.kept(np.zeros(len(unlabelled.flat), dtype=bool))
-        known = np.concatenate([labelled.flat, part.server, *([unlabelled.flat] if reveals else [])])
-        index = torch.tensor(known, device=device)
+        reveals = self.hparams.hidden_labels == "revealed"
+        revealed = unlabelled.flat if reveals else unlabelled.flat[:0]
+        index = torch.tensor(np.concatenate([labelled.flat, partition.server, revealed]), device=device)
         self.train_labels = torch.full_like(labels, HIDDEN).index_copy_(0, index, labels[index])
 
-        def site(index: Tensor, rest: Tensor) -> SiteData:
-            return SiteData(index, self.train_labels[index], rest, self.train_labels[rest] if reveals else None)
+        def site(labelled: Tensor, unlabelled: Tensor) -> SiteData:
+            visible = self.train_labels
+            return SiteData(labelled, visible[labelled], unlabelled, visible[unlabelled] if reveals else None)
 
         self.clients = Sites(labelled, unlabelled, site, device)
-        own = torch.tensor(part.server, device=device)
-        self._server = site(own, own[:0])
-        self._pool = torch.tensor(part.pool, device=device)
+        server = torch.tensor(partition.server, device=device)
+        self._server = site(server, server[:0])
+        self._pool = torch.tensor(partition.pool, device=device)
 
 
 __all__ = ["FSSLDataModule", "Scenario", "SiteData"]

@@ -39,9 +39,9 @@ def read_folders(root: Path, folders: list[Path]) -> Arrays:
     """
     from torchvision.datasets.folder import find_classes, make_dataset
 
-    classes, other = (find_classes(folder)[0] for folder in folders)
-    if classes != other:
-        raise DataError(f"the classes of {folders[0].name} are {classes}, those of {folders[1].name} {other}")
+    classes, test_classes = (find_classes(folder)[0] for folder in folders)
+    if classes != test_classes:
+        raise DataError(f"the classes of {folders[0].name} are {classes}, those of {folders[1].name} {test_classes}")
     images, labels = [], []
     for folder in folders:
         samples = make_dataset(folder, extensions=".png")

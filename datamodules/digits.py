@@ -26,11 +26,12 @@ class Digits(FSSLDataModule):
         both parts.
         """
         file = Path(str(distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")))
-        images, target, digest = _enlarged(file)
+        images, labels, digest = _enlarged(file)
+        by_class = np.argsort(labels, kind="stable")
         test = np.zeros(len(images), dtype=bool)
-        test[np.argsort(target, kind="stable")[np.arange(360) * len(images) // 360]] = True
+        test[by_class[np.arange(360) * len(images) // 360]] = True
         names = tuple("0123456789")
-        return Arrays(images[~test], target[~test], images[test], target[test], names, {file.name: digest})
+        return Arrays(images[~test], labels[~test], images[test], labels[test], names, {file.name: digest})
 
 
 @lru_cache(maxsize=1)  # a notebook or a test makes many data sets
@@ -38,5 +39,5 @@ def _enlarged(file: Path) -> tuple[Images, NDArray[np.int64], str]:
     """All images, uint8 [1797, 32, 32, 3], their classes, int64 [1797], and the SHA-256 of the file."""
     table = np.loadtxt(file, delimiter=",")
     small = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
-    large = [Image.fromarray(one).convert("RGB").resize((32, 32), Image.Resampling.BILINEAR) for one in small]
-    return np.stack([np.asarray(one) for one in large]), table[:, -1].astype(int), sha256_of(file)
+    large = [Image.fromarray(image).convert("RGB").resize((32, 32), Image.Resampling.BILINEAR) for image in small]
+    return np.stack([np.asarray(image) for image in large]), table[:, -1].astype(int), sha256_of(file)

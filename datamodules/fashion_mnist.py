@@ -20,4 +20,4 @@ class FashionMNIST(FSSLDataModule):
         from torchvision import datasets
 
         names = datasets.FashionMNIST.classes
-        return read_mnist("FashionMNIST", self.hparams.data_dir, names, more=[f"{DEBIAN}/{{}}-ubyte.gz"])
+        return read_mnist("FashionMNIST", self.hparams.data_dir, names, extra_places=[f"{DEBIAN}/{{}}-ubyte.gz"])

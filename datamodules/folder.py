@@ -70,26 +70,25 @@ class Folder(FSSLDataModule):
 
     def digests(self) -> dict[str, str]:
         """That of the paths and bytes of all images, by the name of the folder."""
-        return self._digests(self._listing())
+        return self._digests(listing(self._root(), self.hparams.clients_in))
 
     def read(self) -> Arrays:
         """The images, from the cache if they have been decoded before."""
-        h, found = self.hparams, self._listing()
-        side, digests = h.side - 2 * h.border if h.side else None, self._digests(found)
+        h, root = self.hparams, self._root()
+        pictures = listing(root, h.clients_in)
+        side = h.side - 2 * h.border if h.side else None
+        digests = self._digests(pictures)
         text = f"{DECODING} {digests} {side} {h.test_fraction} {h.clients_in}"
         name = f"folder-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        arrays = sources.cached(name, h.data_dir, partial(_decoded, self._root(), found, side, h.test_fraction))
-        return replace(arrays, sha256=digests, notes=found.notes)
+        arrays = sources.cached(name, h.data_dir, partial(_decoded, root, pictures, side, h.test_fraction))
+        return replace(arrays, sha256=digests, notes=pictures.notes)
 
     def _root(self) -> Path:
         return located(self.hparams.root, self.hparams.data_dir, "root")
 
-    def _listing(self) -> "Listing":
-        return listing(self._root(), self.hparams.clients_in)
-
-    def _digests(self, found: "Listing") -> dict[str, str]:
+    def _digests(self, pictures: "Listing") -> dict[str, str]:
         digest, root = hashlib.sha256(), self._root()
-        for picture in (*found.train, *found.test):
+        for picture in (*pictures.train, *pictures.test):
             content = sources.sha256_of(picture.file)
             digest.update(os.fsencode(picture.file.relative_to(root)) + f"\0{content}\n".encode())
         return {root.resolve().name: digest.hexdigest()}
@@ -147,18 +146,18 @@ def listing(root: Path, clients_in: str | None) -> Listing:
 def _notes(root: Path, read: list[Path]) -> tuple[str, ...]:
     """What was not read below ``root``: images by the highest folder that none was read from, other files by suffix."""
     paths = set(read)
-    left = [file for file in sources.files_below(root) if file not in paths]
-    others = Counter(file.suffix.lower() for file in left if file.suffix.lower() not in SUFFIXES)
+    unread = [file for file in sources.files_below(root) if file not in paths]
+    others = Counter(file.suffix.lower() for file in unread if file.suffix.lower() not in SUFFIXES)
     images: Counter[Path] = Counter()
-    if len(left) > others.total():  # links may lead to images that were read; they take long to follow
+    if len(unread) > others.total():  # links may lead to images that were read; they take long to follow
         real, entered = {file.resolve() for file in read}, {folder for file in read for folder in file.parents}
-        for file in left:
+        for file in unread:
             if file.suffix.lower() in SUFFIXES and file.resolve() not in real:
                 images[next((folder for folder in reversed(file.parents) if folder not in entered), file.parent)] += 1
-    told = [f"images in {folder} ({count})" for folder, count in images.most_common()]
-    told += [f"{count} {suffix or 'without a suffix'}" for suffix, count in others.most_common()]
+    counts = [f"images in {folder} ({count})" for folder, count in images.most_common()]
+    counts += [f"{count} {suffix or 'without a suffix'}" for suffix, count in others.most_common()]
     kinds = f"; images are {', '.join(SUFFIXES)}" if others else ""
-    return (f"{root}: not read: {', '.join(told)}{kinds}",) if told else ()
+    return (f"{root}: not read: {', '.join(counts)}{kinds}",) if counts else ()
 
 
 def _classes(pictures: list[Picture]) -> tuple[str, ...]:
@@ -235,11 +234,11 @@ def _check_classes(place: Path, classes: list[Path]) -> None:
     names = ", ".join(path.name for path in classes[:4])
     if len(classes) < 2:
         raise DataError(f"{place} has {len(classes)} class folders; give at least two, one per class")
-    if inside := [path for one in classes for path in _folders(one) if _part(path) == "unlabelled"]:
+    if inside := [path for folder in classes for path in _folders(folder) if _part(path) == "unlabelled"]:
         what = f"{inside[0]}: images inside a class would have its label; put {inside[0].name} beside the classes"
         raise DataError(f"{what}, or, if {inside[0].parent.name} is a client, give --data.clients_in folders")
     _check_names(place, [path.name for path in classes])
-    shared = sorted(set.intersection(*({path.name for path in _folders(one)} for one in classes)))
+    shared = sorted(set.intersection(*({path.name for path in _folders(folder)} for folder in classes)))
     if len(shared) > 1:
         raise DataError(
             f"{place}: the folders {names} all have folders {', '.join(shared[:4])}. If those above are clients, and "
@@ -263,38 +262,39 @@ def _images(place: Path, least: int = 1) -> list[Path]:
     return found
 
 
-def _decoded(root: Path, found: Listing, side: int | None, test_fraction: float) -> Arrays:
-    parts = [found.train, found.test] if found.test else [found.train]
-    grey, size = True, (side, side) if side else None
-    for picture in (*found.train, *found.test):
-        is_grey, own = _looked_at(picture.file)
-        grey, size = grey and is_grey, size or own
-        if not side and own != size:
+def _decoded(root: Path, pictures: Listing, side: int | None, test_fraction: float) -> Arrays:
+    parts = [pictures.train, pictures.test] if pictures.test else [pictures.train]
+    all_grey, size = True, (side, side) if side else None
+    for picture in (*pictures.train, *pictures.test):
+        grey, (width, height) = _header(picture.file)
+        all_grey = all_grey and grey
+        size = size or (width, height)
+        if not side and (width, height) != size:
             raise DataError(
-                f"{picture.file} has {own[0]} x {own[1]} pixels, the images before it {size[0]} x {size[1]}; give "
+                f"{picture.file} has {width} x {height} pixels, the images before it {size[0]} x {size[1]}; give "
                 "--data.side to resize all to the same size"
             )
     assert size is not None
-    width, height, channels = *size, 1 if grey else 3
+    width, height = size
+    channels = 1 if all_grey else 3
     needed = sum(map(len, parts)) * height * width * channels
     check_memory(f"{root}, data.side={side}" if side else str(root), needed, available_bytes())
-    images = [sources.decoded([picture.file for picture in some], height, width, channels) for some in parts]
-    names = _classes(found.train)
-    number = {name: place for place, name in enumerate(names)} | {None: HIDDEN}
-    labels = [np.array([number[picture.label] for picture in some]) for some in parts]
-    clients = [picture.client for picture in found.train]
-    named = np.array(clients) if any(clients) else None
-    return arrays_of(root, images, labels, names, test_fraction, sha256={}, train_clients=named)
+    images = [sources.decoded([picture.file for picture in part], height, width, channels) for part in parts]
+    names = _classes(pictures.train)
+    numbers = {name: number for number, name in enumerate(names)} | {None: HIDDEN}
+    labels = [np.array([numbers[picture.label] for picture in part]) for part in parts]
+    clients = [picture.client for picture in pictures.train]
+    train_clients = np.array(clients) if any(clients) else None
+    return arrays_of(root, images, labels, names, test_fraction, sha256={}, train_clients=train_clients)
 
 
-def _looked_at(file: Path) -> tuple[bool, tuple[int, int]]:
+def _header(file: Path) -> tuple[bool, tuple[int, int]]:
     """Whether an image is grey according to its header, and its width and height.
 
     Raises:
         DataError: it is not a PNG or JPEG image, or has more than 8 bits per channel.
     """
     with sources.opened(file) as image:
-        mode, size, stored = image.mode, image.size, str(image.tile)
-    if ";16" in stored:  # Pillow reads 16-bit colours as 8-bit ones
-        raise DataError(f"{file} has more than 8 bits per channel; convert it to 8 bits")
-    return mode in ("1", "L", "LA"), size
+        if ";16" in str(image.tile):  # Pillow reads 16-bit colours as 8-bit ones
+            raise DataError(f"{file} has more than 8 bits per channel; convert it to 8 bits")
+        return image.mode in ("1", "L", "LA"), image.size

@@ -50,7 +50,7 @@ def read_mnist(
     data_dir: Folder,
     classes: Sequence[str],
     md5: Sequence[str | None] = (None,) * len(MD5),
-    more: Sequence[str] = (),
+    extra_places: Sequence[str] = (),
 ) -> Arrays:
     """Read a data set in MNIST's four files, gzipped or not.
 
@@ -59,7 +59,7 @@ def read_mnist(
         data_dir: see ``sources.load``.
         classes: the classes' names.
         md5: MD5 of the files' content, where it is checked.
-        more: where else a file may lie, with ``{}`` for the part.
+        extra_places: where else a file may lie, with ``{}`` for the part.
     """
     from torchvision import datasets
 
@@ -67,7 +67,7 @@ def read_mnist(
         train, train_labels, test, test_labels = map(_idx, files, md5)
         return Arrays(train[..., None], train_labels, test[..., None], test_labels, tuple(classes), {})
 
-    places = [f"{kind}/raw/{{}}-ubyte", f"{kind}/raw/{{}}-ubyte.gz", *more]
+    places = [f"{kind}/raw/{{}}-ubyte", f"{kind}/raw/{{}}-ubyte.gz", *extra_places]
     return load(
         kind.lower().replace("fashion", "fashion_"),
         data_dir,

@@ -18,7 +18,7 @@ class SVHN(FSSLDataModule):
         from torchvision import datasets
 
         def read(root: Path, files: list[Path]) -> Arrays:
-            train, test = (datasets.SVHN(root, split) for split in ("train", "test"))
+            train, test = datasets.SVHN(root, "train"), datasets.SVHN(root, "test")
             images = [part.data.transpose(0, 2, 3, 1) for part in (train, test)]
             return Arrays(images[0], train.labels, images[1], test.labels, tuple("0123456789"), {})
 

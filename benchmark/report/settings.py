@@ -122,8 +122,9 @@ def _setting(suite: Suite, plan: Plan, table: Table, rows: Sequence[Row], scores
     choices = suite.choices(plan.scale)
     columns: dict[str, dict[str, Any]] = {}
     for row in rows:
-        name, keys = row.method, plan.of_row[row.full_name].values()
-        done = [(record, rounds_of(plan.runs[key].folder)) for key in keys if (record := plan.found[key].record)]
+        name, of_seed = row.method, plan.of_row[row.full_name]
+        found = [(plan.found[key].record, plan.runs[key].folder) for key in of_seed.values()]
+        done = [(record, rounds_of(folder)) for record, folder in found if record]
         line = {"bound": name in table.bounds, "goal": goal}
         line |= {"last_k_mean": smooth[name].mean(), "last_k_ci95": interval(smooth[name])}
         line["rise"] = pd.Series([late_rise(curve) for _, curve in done], dtype="float64").mean()

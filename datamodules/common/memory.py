@@ -17,15 +17,16 @@ def available_bytes() -> int | None:
 
     They lie within the limits of a container and of a job.
     """
-    machine = _numbers(ROOT / "proc" / "meminfo").get("MemAvailable:")
-    found = [] if machine is None else [machine * 1024]
-    for controller, limit, usage, prefix in GROUPS:
+    kilobytes = _table(ROOT / "proc" / "meminfo").get("MemAvailable:")
+    available = [] if kilobytes is None else [kilobytes * 1024]
+    for controller, limit_file, usage_file, prefix in GROUPS:
         for group in _groups(controller):
-            most, used, parts = _number(group / limit), _number(group / usage), _numbers(group / "memory.stat")
-            if most is not None and used is not None:
+            limit, used = _number(group / limit_file), _number(group / usage_file)
+            parts = _table(group / "memory.stat")
+            if limit is not None and used is not None:
                 cache = sum(parts.get(f"{prefix}{kind}", 0) for kind in ("active_file", "inactive_file"))
-                found.append(max(0, most - max(0, used - cache)))  # the kernel frees its cache of files on demand
-    return min(found, default=None)
+                available.append(max(0, limit - max(0, used - cache)))  # the kernel frees its cache of files on demand
+    return min(available, default=None)
 
 
 def in_words(num_bytes: float) -> str:
@@ -48,7 +49,7 @@ def _groups(controller: str) -> Iterator[Path]:
                 yield group
 
 
-def _numbers(path: Path) -> dict[str, int]:
+def _table(path: Path) -> dict[str, int]:
     """The numbers in a file of lines with a name and a number; none if there is no such file."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]

@@ -23,11 +23,11 @@ def plugin(path: str, what: str) -> Any:
     Raises:
         ConfigError: no such module or name, or importing the module fails; gives file and line.
     """
-    module, _, name = path.rpartition(".")
-    if not all(part.isidentifier() for part in path.split(".")) or not module:
+    module_name, _, name = path.rpartition(".")
+    if not all(part.isidentifier() for part in path.split(".")) or not module_name:
         raise ConfigError(f"{what} is not a dotted path such as my_package.mine.Mine")
     try:
-        found = importlib.import_module(module)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         absent = path.startswith(f"{error.name}.")
         hint = "; the folder it lies in must be on PYTHONPATH" if absent else f" ({place(error)})"
@@ -36,11 +36,11 @@ def plugin(path: str, what: str) -> Any:
         raise ConfigError(f"{what} cannot be imported: {error.msg} ({error.filename}:{error.lineno})") from None
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{what} cannot be imported: {type(error).__name__}: {error} ({place(error)})") from error
-    if not hasattr(found, name):
-        close = get_close_matches(name, vars(found), n=1, cutoff=0.6)
+    if not hasattr(module, name):
+        close = get_close_matches(name, vars(module), n=1, cutoff=0.6)
         hint = f"; did you mean '{close[0]}'?" if close else ""
-        raise ConfigError(f"{what} cannot be imported: module '{module}' has no attribute '{name}'{hint}")
-    return getattr(found, name)
+        raise ConfigError(f"{what} cannot be imported: module '{module_name}' has no attribute '{name}'{hint}")
+    return getattr(module, name)
 
 
 def place(error: BaseException) -> str:
@@ -57,8 +57,11 @@ def users_place(error: BaseException, modules: Collection[str] = ()) -> str:
         error: for instance raised in a user's hook, or in a library or this package when the hook called it.
         modules: names of this repository's modules that count as users' code if there is no other.
     """
-    walked = traceback.walk_tb(error.__traceback__)
-    lines = [(str(frame.f_globals.get("__name__")), frame.f_code.co_filename, line) for frame, line in walked]
-    theirs = [one for one in lines if one[0].partition(".")[0] not in BELOW]
-    found = theirs or [one for one in lines if one[0] in modules]
-    return f"{found[-1][1]}:{found[-1][2]}" if found else ""
+    users, ours = "", ""
+    for frame, line in traceback.walk_tb(error.__traceback__):  # the innermost frame is the last
+        module = str(frame.f_globals.get("__name__"))
+        if module.partition(".")[0] not in BELOW:
+            users = f"{frame.f_code.co_filename}:{line}"
+        elif module in modules:
+            ours = f"{frame.f_code.co_filename}:{line}"
+    return users or ours

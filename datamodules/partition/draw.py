@@ -13,7 +13,7 @@ from datamodules.common import streams
 from datamodules.common.errors import ConfigError, DataError
 from datamodules.common.options import LABEL_OPTIONS
 from datamodules.partition import split
-from datamodules.partition.given import NOBODY, Given, read_clients
+from datamodules.partition.given import NOBODY, NamedClients, read_clients
 from datamodules.partition.lists import NOTHING, Positions
 from datamodules.partition.partition import Partition
 from datamodules.partition.sites import HIDDEN
@@ -58,78 +58,35 @@ def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any]
         DataError: impossible sizes, or a partition file that does not match.
         ConfigError: contradictory options; or one needs labels that nobody knows, or clients that are drawn.
     """
-    file, known = options["partition_file"], np.flatnonzero(labels != HIDDEN)
-    unknown = np.flatnonzero(labels == HIDDEN)
-    given = read_clients(file, len(labels)) if file else None
+    file = options["partition_file"]
+    known, unknown = np.flatnonzero(labels != HIDDEN), np.flatnonzero(labels == HIDDEN)
+    named = read_clients(file, len(labels)) if file else None
+    if named is not None and clients is not None:
+        raise ConfigError("data.partition_file and data.clients_in both say who has which images: give one of them")
     if clients is not None:
-        if file:
-            raise ConfigError("data.partition_file and data.clients_in both say who has which images: give one of them")
-        given = Given.of(clients)
-    _check(options, len(unknown), given)
-    tested = balanced_holdout(options, labels[known], seed)
-    validation, tested = known[validation_images(options, len(known), seed, tested)], known[tested]
-    if given is not None and given.labelled is not None:
-        partition = given.partition(labels, seed)
+        named = NamedClients.of(clients)
+    _check_options(options, len(unknown), named)
+    holdout = balanced_holdout(options, labels[known], seed)  # positions in ``known``
+    validation, tested = known[validation_images(options, len(known), seed, holdout)], known[holdout]
+    if named is not None and named.labelled is not None:
+        partition = named.partition(labels, seed)
     else:
         held = [validation, tested, unknown]
-        if given is not None:
-            held.append(np.flatnonzero(given.owners == NOBODY))
-        rest = _rest(labels, held)
-        if not len(rest):
+        if named is not None:
+            held.append(np.flatnonzero(named.owners == NOBODY))
+        drawn = _rest(labels, held)
+        if not len(drawn):
             where = file or "the data set"
             raise DataError(f"{where} gives nobody an image with a label: name the client of one at least")
-        owners = None if given is None else given.owners[rest]
-        partition = Draw(options, labels[rest], RandomState(seed), owners).partition().moved(rest)
+        owners = None if named is None else named.owners[drawn]
+        partition = Draw(options, labels[drawn], RandomState(seed), owners).partition().moved(drawn)
         if len(unknown):
-            partition = _with_unknown(partition, options, unknown, given, seed)
+            partition = _with_unknown(partition, options, unknown, named, seed)
     if options["labelled_holdout"]:
         tested = labelled_holdout(partition, options["labelled_holdout"], seed)
         partition = partition.without_labelled(tested)
-    names = tuple(map(str, range(partition.num_clients))) if given is None else given.names
-    return Shares(partition, validation, tested, names, given.digest if given else None)
-
-
-def _check(options: Options, unknown: int, given: Given | None) -> None:
-    """Refuse options that do not suit images without a label, or clients that are given."""
-    if given is not None:
-        if (clients := len(given.names)) != options["num_clients"]:
-            where = options["partition_file"] or "the data set"
-            raise DataError(f"{where} has {clients} clients; give --data.num_clients {clients}")
-        for name in ("labelled_from", "labelled_histogram", "labelled_partition"):
-            if options[name] is not None:
-                raise ConfigError(f"data.{name} has no effect on clients that are given: leave it out")
-        if given.labelled is not None:
-            asked = [name for name in LABEL_OPTIONS if options[name] is not None]
-            asked += ["unlabelled_only"] if options["unlabelled_only"] else []
-            asked += ["scenario=server"] if options["scenario"] == "server" else []
-            if asked:
-                what = f"data.{asked[0]} has no effect, since {options['partition_file']} says which images have labels"
-                raise ConfigError(f"{what}: leave it out")
-    if unknown and options["hidden_labels"] != "hidden":
-        what = f"data.hidden_labels={options['hidden_labels']} needs the labels of all images"
-        raise ConfigError(f"{what}, and {unknown} training images have none: leave it out")
-    if options["unlabelled_only"] and not unknown:
-        raise ConfigError("data.unlabelled_only has no effect: every training image has a label. Leave it out")
-
-
-def _with_unknown(
-    partition: Partition, options: Options, unknown: Positions, given: Given | None, seed: int
-) -> Partition:
-    """Add images without a label: to the clients that own them, or in equal numbers, at random, to those without labels
-    (``partial_clients``, if there are any) or to all.
-    """
-    added = [NOTHING] * partition.num_clients
-    if given is not None:
-        added = [unknown[given.owners[unknown] == client] for client in range(len(added))]
-        unknown = NOTHING if given.digest else unknown[given.owners[unknown] == NOBODY]
-    takers = [client for client, part in enumerate(partition.labelled) if not len(part)]
-    if options["scenario"] != "partial_clients" or not takers:
-        takers = list(range(len(added)))
-    rng = RandomState(streams.derive_seed(seed, "unlabelled") % 2**32)
-    for client, part in zip(takers, np.array_split(rng.permutation(unknown), len(takers)), strict=True):
-        added[client] = np.concatenate([added[client], part])
-    unlabelled = [np.concatenate(pair) for pair in zip(partition.unlabelled, added, strict=True)]
-    return replace(partition, unlabelled=unlabelled, pool=np.concatenate([partition.pool, *added]))
+    names = tuple(map(str, range(partition.num_clients))) if named is None else named.names
+    return Shares(partition, validation, tested, names, named.digest if named else None)
 
 
 def validation_images(options: Options, images: int, seed: int, tested: Positions) -> Positions:
@@ -266,35 +223,37 @@ class Draw:
         the remaining clients.
         """
         o, labels, rng = self.options, self.labels, self.rng
-        clients, labelled, before = o["num_clients"], o["labelled_clients"], o["labelled_from"]
-        if not 1 <= labelled <= clients:
-            raise DataError(f"labelled_clients must be 1 to {clients} (all clients), got {labelled}")
-        picked = o["picked"] or (labelled if labelled < clients else 1)
-        if before not in (None, clients) and picked >= clients:
+        clients, num_labelled, labelled_from = o["num_clients"], o["labelled_clients"], o["labelled_from"]
+        if not 1 <= num_labelled <= clients:
+            raise DataError(f"labelled_clients must be 1 to {clients} (all clients), got {num_labelled}")
+        picked = o["picked"] or (num_labelled if num_labelled < clients else 1)
+        if labelled_from not in (None, clients) and picked >= clients:
             raise ConfigError(
-                f"labelled_from={before} spreads all other images over the clients that are not picked, and "
+                f"labelled_from={labelled_from} spreads all other images over the clients that are not picked, and "
                 f"picked={picked} of {clients} clients leaves none: pick fewer, or leave labelled_from out"
             )
-        chosen = set(range(labelled))
+        chosen = set(range(num_labelled))
         if (histogram := o["labelled_histogram"]) is not None:
-            if picked != 1 or before is not None or clients == 1:
+            if picked != 1 or labelled_from is not None or clients == 1:
                 raise ConfigError(
                     "labelled_histogram defines the only picked client: leave out labelled_from, set picked=1, and "
                     "have 2 clients or more"
                 )
             parts = [self._with_counts(histogram, clients - 1)]
         else:
-            parts = self.spread(np.arange(len(labels)), before or clients)
+            parts = self.spread(np.arange(len(labels)), labelled_from or clients)
+            count = picked if self.owners is None else num_labelled
+            order = split.pick_labelled(parts, labels, o["labelled_pick"], count, rng)
             if self.owners is None:
-                parts = [parts[k] for k in split.pick_labelled(parts, labels, o["labelled_pick"], picked, rng)]
-                parts = parts if len(parts) == clients else parts[:picked]
+                order = order if len(parts) == clients else order[:picked]
+                parts = [parts[k] for k in order]
             else:
-                chosen = set(split.pick_labelled(parts, labels, o["labelled_pick"], labelled, rng)[:labelled].tolist())
+                chosen = set(order[:num_labelled].tolist())
         if len(parts) < clients:
             parts += self.spread(_rest(labels, parts), clients - len(parts))
-        first = [part if k in chosen else NOTHING for k, part in enumerate(parts)]
-        second = [NOTHING if k in chosen else part for k, part in enumerate(parts)]
-        return Partition(first, second, NOTHING, _rest(labels, first))
+        labelled = [part if k in chosen else NOTHING for k, part in enumerate(parts)]
+        unlabelled = [NOTHING if k in chosen else part for k, part in enumerate(parts)]
+        return Partition(labelled, unlabelled, NOTHING, _rest(labels, labelled))
 
     def _labels_at_server(self) -> Partition:
         """Give the server ``num_labels`` class-balanced labelled images and spread all others over the clients."""
@@ -316,28 +275,29 @@ class Draw:
         in FedDure's released code).
         """
         o, clients = self.options, self.options["num_clients"]
-        ways = ("num_labels", "label_fraction", "labels_per_class")
-        given = [name for name in ways if o[name] is not None]
-        if len(given) != 1 or (o["labelled_partition"] and o["num_labels"] is None):
-            said = ", ".join(f"{name}={o[name]}" for name in (*ways, "labelled_partition"))
+        alternatives = ("num_labels", "label_fraction", "labels_per_class")
+        chosen = [name for name in alternatives if o[name] is not None]
+        if len(chosen) != 1 or (o["labelled_partition"] and o["num_labels"] is None):
+            values = ", ".join(f"{name}={o[name]}" for name in (*alternatives, "labelled_partition"))
             raise ConfigError(
                 "labels at all clients need one of data.num_labels (with data.labelled_partition or without), "
-                f"data.label_fraction and data.labels_per_class; {said}: set the others to null"
+                f"data.label_fraction and data.labels_per_class; {values}: set the others to null"
             )
         if o["num_labels"] is not None:
             in_order = o["labelled_pool_order"] == "dataset"
-            labelled, pool = self._pools(o["num_labels"], by_class=in_order or o["partition"] == "pairs")
-            first = self.spread(labelled, clients, o["labelled_partition"])
-            return Partition(first, self.spread(pool, clients), NOTHING, pool, labelled_pool=labelled)
-        first, second = [], []
+            labelled_pool, pool = self._pools(o["num_labels"], by_class=in_order or o["partition"] == "pairs")
+            labelled = self.spread(labelled_pool, clients, o["labelled_partition"])
+            return Partition(labelled, self.spread(pool, clients), NOTHING, pool, labelled_pool)
+        labelled, unlabelled = [], []
         for part in self.spread(np.arange(len(self.labels)), clients):
             if o["labels_per_class"] is not None:
-                own, count = self._first_of_each_class(part)
+                with_label, without = self._first_of_each_class(part)
             else:
-                own, count = self.rng.permutation(part), max(1, round(o["label_fraction"] * len(part)))
-            first.append(own[:count])
-            second.append(own[count:])
-        return Partition(first, second, NOTHING, _rest(self.labels, first))
+                count = max(1, round(o["label_fraction"] * len(part)))
+                with_label, without = np.split(self.rng.permutation(part), [count])
+            labelled.append(with_label)
+            unlabelled.append(without)
+        return Partition(labelled, unlabelled, NOTHING, _rest(self.labels, labelled))
 
     def _pools(self, num_labels: int, by_class: bool) -> tuple[Positions, Positions]:
         """The labelled pool and the unlabelled one; see ``labelled_pool``."""
@@ -349,27 +309,70 @@ class Draw:
         rng = self.rng if self.options["labelled_pool_order"] == "shuffled" else None
         return split.labelled_pool(self.labels, num_labels // classes, rng, "class" if by_class else "dataset")
 
-    def _first_of_each_class(self, part: Positions) -> tuple[Positions, int]:
-        """A client's images, the first of every class in front, and the number of these."""
-        own, count = self.labels[part], self.options["labels_per_class"]
-        late = np.ones(len(part), dtype=bool)
-        for k in np.unique(own):
-            late[np.flatnonzero(own == k)[:count]] = False
-        return part[np.argsort(late, kind="stable")], int(len(part) - late.sum())
+    def _first_of_each_class(self, part: Positions) -> tuple[Positions, Positions]:
+        """A client's first ``labels_per_class`` images of every class, and its other images."""
+        labels, count = self.labels[part], self.options["labels_per_class"]
+        is_first = np.zeros(len(part), dtype=bool)
+        for k in np.unique(labels):
+            is_first[np.flatnonzero(labels == k)[:count]] = True
+        return part[is_first], part[~is_first]
 
     def _with_counts(self, counts: Sequence[int], others: int) -> Positions:
         """Random images, so many of each class, of a client beside ``others``."""
         members = split.class_members(self.labels)
-        most = list(map(len, members))
-        fits = len(counts) == len(most) and all(0 <= n <= there for n, there in zip(counts, most, strict=True))
+        sizes = list(map(len, members))
+        fits = len(counts) == len(sizes) and all(0 <= n <= size for n, size in zip(counts, sizes, strict=True))
         if not fits or not 0 < sum(counts) <= len(self.labels) - others:
             raise DataError(
-                f"data.labelled_histogram={list(counts)}: give a number of images for each class, up to {most}, one "
+                f"data.labelled_histogram={list(counts)}: give a number of images for each class, up to {sizes}, one "
                 f"image at least, and leave {others} for the other clients"
             )
         for positions in members:
             self.rng.shuffle(positions)
         return np.concatenate([positions[:n] for positions, n in zip(members, counts, strict=True)])
+
+
+def _check_options(options: Options, unknown: int, named: NamedClients | None) -> None:
+    """Refuse options that do not suit ``unknown`` images without a label, or clients that are given."""
+    if named is not None:
+        if (clients := len(named.names)) != options["num_clients"]:
+            where = options["partition_file"] or "the data set"
+            raise DataError(f"{where} has {clients} clients; give --data.num_clients {clients}")
+        for name in ("labelled_from", "labelled_histogram", "labelled_partition"):
+            if options[name] is not None:
+                raise ConfigError(f"data.{name} has no effect on clients that are given: leave it out")
+        if named.labelled is not None:
+            names = [name for name in LABEL_OPTIONS if options[name] is not None]
+            names += ["unlabelled_only"] if options["unlabelled_only"] else []
+            names += ["scenario=server"] if options["scenario"] == "server" else []
+            if names:
+                what = f"data.{names[0]} has no effect, since {options['partition_file']} says which images have labels"
+                raise ConfigError(f"{what}: leave it out")
+    if unknown and options["hidden_labels"] != "hidden":
+        what = f"data.hidden_labels={options['hidden_labels']} needs the labels of all images"
+        raise ConfigError(f"{what}, and {unknown} training images have none: leave it out")
+    if options["unlabelled_only"] and not unknown:
+        raise ConfigError("data.unlabelled_only has no effect: every training image has a label. Leave it out")
+
+
+def _with_unknown(
+    partition: Partition, options: Options, unknown: Positions, named: NamedClients | None, seed: int
+) -> Partition:
+    """Add images without a label: to the clients that own them, or in equal numbers, at random, to those without labels
+    (``partial_clients``, if there are any) or to all.
+    """
+    added = [NOTHING] * partition.num_clients
+    if named is not None:
+        added = [unknown[named.owners[unknown] == client] for client in range(len(added))]
+        unknown = NOTHING if named.digest else unknown[named.owners[unknown] == NOBODY]
+    takers = [client for client, part in enumerate(partition.labelled) if not len(part)]
+    if options["scenario"] != "partial_clients" or not takers:
+        takers = list(range(len(added)))
+    rng = RandomState(streams.derive_seed(seed, "unlabelled") % 2**32)
+    for client, part in zip(takers, np.array_split(rng.permutation(unknown), len(takers)), strict=True):
+        added[client] = np.concatenate([added[client], part])
+    unlabelled = [np.concatenate(pair) for pair in zip(partition.unlabelled, added, strict=True)]
+    return replace(partition, unlabelled=unlabelled, pool=np.concatenate([partition.pool, *added]))
 
 
 def _rest(labels: split.Labels, taken: Sequence[Positions]) -> Positions:

@@ -26,8 +26,8 @@ _FORM = (
 
 
 @dataclass(frozen=True)
-class Given:
-    """Clients with names.
+class NamedClients:
+    """Clients with names, and their training images.
 
     Args:
         names: the clients' names.
@@ -42,11 +42,11 @@ class Given:
     digest: str | None = None
 
     @classmethod
-    def of(cls, clients: NDArray[Any]) -> "Given":
+    def of(cls, clients: NDArray[Any]) -> "NamedClients":
         """Those of ``Arrays.train_clients``, in the order of their names."""
-        own = clients != "" if clients.dtype.kind == "U" else clients >= 0
+        has_owner = clients != "" if clients.dtype.kind == "U" else clients >= 0
         owners = np.full(len(clients), NOBODY, dtype=np.int64)
-        names, owners[own] = np.unique(clients[own], return_inverse=True)
+        names, owners[has_owner] = np.unique(clients[has_owner], return_inverse=True)
         return cls(tuple(map(str, names.tolist())), owners)
 
     def partition(self, labels: Positions, seed: int) -> Partition:
@@ -55,18 +55,18 @@ class Given:
         Raises:
             DataError: a client does not have them, or nobody knows the label of one.
         """
-        rng, with_label, without = RandomState(seed), [], []
-        for client, (name, own) in enumerate(zip(self.names, self.labelled or (), strict=True)):
-            part = np.flatnonzero(self.owners == client)
-            known = part[labels[part] != HIDDEN]
-            most = len(known)
-            chosen = rng.permutation(known)[:own] if isinstance(own, int) else own
-            if len(wrong := np.setdiff1d(chosen, known)) or (isinstance(own, int) and own > most):
-                what = f"position {wrong[0]}" if len(wrong) else f"{own} images"
-                raise DataError(f"client {name!r} is to have labels of {what}; it has {most} images with a label")
-            with_label.append(chosen)
-            without.append(np.setdiff1d(part, chosen))
-        return Partition(with_label, without, NOTHING, np.sort(np.concatenate(without)))
+        rng, labelled, unlabelled = RandomState(seed), [], []
+        for client, (name, wanted) in enumerate(zip(self.names, self.labelled or (), strict=True)):
+            images = np.flatnonzero(self.owners == client)
+            known = images[labels[images] != HIDDEN]
+            chosen = rng.permutation(known)[:wanted] if isinstance(wanted, int) else wanted
+            wrong = np.setdiff1d(chosen, known)
+            if len(wrong) or (isinstance(wanted, int) and wanted > len(known)):
+                what = f"labels of position {wrong[0]}" if len(wrong) else f"labels of {wanted} images"
+                raise DataError(f"client {name!r} is to have {what}; it has {len(known)} images with a label")
+            labelled.append(chosen)
+            unlabelled.append(np.setdiff1d(images, chosen))
+        return Partition(labelled, unlabelled, NOTHING, np.sort(np.concatenate(unlabelled)))
 
 
 def write_clients(path: str, names: Sequence[str], partition: Partition) -> None:
@@ -81,12 +81,13 @@ def write_clients(path: str, names: Sequence[str], partition: Partition) -> None
             "a partition file says what clients hold, and here the server holds labelled images: give the options of "
             "the partition and its seed again instead"
         )
-    held = zip(names, partition.labelled, partition.unlabelled, strict=True)
-    clients = {name: {"images": [*own.tolist(), *rest.tolist()], "labelled": own.tolist()} for name, own, rest in held}
+    clients = {}
+    for name, labelled, unlabelled in zip(names, partition.labelled, partition.unlabelled, strict=True):
+        clients[name] = {"images": [*labelled.tolist(), *unlabelled.tolist()], "labelled": labelled.tolist()}
     write_atomic(Path(path), json.dumps(clients) + "\n")
 
 
-def read_clients(file: str, num_samples: int) -> Given:
+def read_clients(file: str, num_samples: int) -> NamedClients:
     """Read a partition file: ``{client: [positions]}``, or what ``write_clients`` writes.
 
     Raises:
@@ -94,39 +95,41 @@ def read_clients(file: str, num_samples: int) -> Given:
     """
     try:
         text = Path(file).read_bytes()
-        content = json.loads(text, object_pairs_hook=_once)
-        return replace(_given(content, num_samples), digest=hashlib.sha256(text).hexdigest())
+        content = json.loads(text, object_pairs_hook=_with_unique_names)
+        return replace(_parsed(content, num_samples), digest=hashlib.sha256(text).hexdigest())
     except (OSError, ValueError) as error:
         raise DataError(f"cannot use the partition file {file}: {error}; {_FORM}") from error
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _with_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON, in which each name stands once."""
     if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
         raise DataError(f"{twice[0]!r} occurs twice")
     return dict(pairs)
 
 
-def _given(content: Any, num_samples: int) -> Given:
+def _parsed(content: Any, num_samples: int) -> NamedClients:
     if not isinstance(content, Mapping) or not content:
         raise DataError("it has no clients")
     owners = np.full(num_samples, NOBODY, dtype=np.int64)
     labelled: list[int | Positions | None] = []
-    for client, (name, one) in enumerate(content.items()):
-        one = one if isinstance(one, Mapping) else {"images": one}
-        if unknown := sorted(one.keys() - {"images", "labelled"}):
+    for client, (name, entry) in enumerate(content.items()):
+        fields = entry if isinstance(entry, Mapping) else {"images": entry}
+        if unknown := sorted(fields.keys() - {"images", "labelled"}):
             raise DataError(f"client {name!r} has {unknown[0]!r}")
-        part, own = _places(one.get("images"), f"images of client {name!r}", num_samples), one.get("labelled")
-        if len(taken := part[owners[part] != NOBODY]):
+        images = _places(fields.get("images"), f"images of client {name!r}", num_samples)
+        if len(taken := images[owners[images] != NOBODY]):
             raise DataError(f"clients {list(content)[owners[taken[0]]]!r} and {name!r} both have position {taken[0]}")
-        owners[part] = client
-        a_number = own is None or (type(own) is int and own >= 0)
-        labelled.append(own if a_number else _places(own, f"labelled images of client {name!r}", num_samples))
-    said = any(own is not None for own in labelled)
-    chosen = [NOTHING if own is None else own for own in labelled]
-    if said and not any(own if isinstance(own, int) else len(own) for own in chosen):
+        owners[images] = client
+        wanted = fields.get("labelled")
+        no_list = wanted is None or (type(wanted) is int and wanted >= 0)
+        labelled.append(wanted if no_list else _places(wanted, f"labelled images of client {name!r}", num_samples))
+    if all(wanted is None for wanted in labelled):
+        return NamedClients(tuple(content), owners)
+    chosen = [NOTHING if wanted is None else wanted for wanted in labelled]
+    if not any(wanted if isinstance(wanted, int) else len(wanted) for wanted in chosen):
         raise DataError("it gives nobody a label")
-    return Given(tuple(content), owners, chosen if said else None)
+    return NamedClients(tuple(content), owners, chosen)
 
 
 def _places(listed: Any, what: str, num_samples: int) -> Positions:

@@ -30,8 +30,7 @@ class Lists(Sequence[Positions]):
         if isinstance(parts, Lists):
             return parts
         arrays = [np.asarray(part, dtype=np.int64) for part in parts]
-        lengths = np.fromiter(map(len, arrays), dtype=np.int64, count=len(arrays))
-        return cls(np.concatenate([NOTHING, *arrays]), np.concatenate(([0], np.cumsum(lengths))))
+        return cls(np.concatenate([NOTHING, *arrays]), np.cumsum([0, *map(len, arrays)], dtype=np.int64))
 
     @property
     def lengths(self) -> Positions:

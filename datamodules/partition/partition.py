@@ -62,11 +62,11 @@ class Partition:
         """
         labels = np.asarray(labels)
         counts = np.zeros(self.num_clients * num_classes, dtype=np.int64)
-        for own, other in ((self.labelled, "unlabelled"), (self.unlabelled, "labelled")):
-            if role != other:
-                lists = Lists.of(own)
-                lists = lists.kept(labels[lists.flat] != HIDDEN)
-                counts += np.bincount(lists.owners * num_classes + labels[lists.flat], minlength=len(counts))
+        for parts, other_role in ((self.labelled, "unlabelled"), (self.unlabelled, "labelled")):
+            if role != other_role:
+                lists = Lists.of(parts)
+                known = lists.kept(labels[lists.flat] != HIDDEN)
+                counts += np.bincount(known.owners * num_classes + labels[known.flat], minlength=len(counts))
         return counts.reshape(self.num_clients, num_classes)
 
     def without_labelled(self, held: ArrayLike) -> "Partition":
@@ -102,11 +102,12 @@ def labelled_sets(partition: Partition, labels: ArrayLike, repeats: Repeats = "n
     labels = np.asarray(labels)
     sets = []
     for labelled, unlabelled in zip(partition.labelled, partition.unlabelled, strict=True):
-        held = labels[np.concatenate((labelled, unlabelled))]
-        classes = np.unique(held[held != HIDDEN])[:2]
-        with_label, without = ([int((labels[part] == k).sum()) for k in classes] for part in (labelled, unlabelled))
-        again = len(classes) == 2 and with_label[0] == with_label[1] and without[0] != without[1]
-        sets.append(np.concatenate((labelled, labelled[labels[labelled] == classes[1]])) if again else labelled)
+        classes = np.setdiff1d(labels[np.concatenate((labelled, unlabelled))], [HIDDEN])[:2]
+        with_label = [np.count_nonzero(labels[labelled] == k) for k in classes]
+        without = [np.count_nonzero(labels[unlabelled] == k) for k in classes]
+        if len(classes) == 2 and with_label[0] == with_label[1] and without[0] != without[1]:
+            labelled = np.concatenate((labelled, labelled[labels[labelled] == classes[1]]))
+        sets.append(labelled)
     return Lists.of(sets)
 
 

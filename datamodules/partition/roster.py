@@ -53,12 +53,11 @@ class Roster:
             return list(range(self.num_clients))
         if self.rule == "numpy_run":
             while len(self._rounds) <= round:
-                drawn = self._stream.choice(self.num_clients, self.participants, replace=False)
-                self._rounds.append(drawn.tolist())
+                self._rounds.append(self._stream.choice(self.num_clients, self.participants, replace=False).tolist())
             return list(self._rounds[round])
         seed = round if self.rule == "numpy_round" else derive_seed(self.seed, "roster", round) % 2**32
         drawn = np.random.RandomState(seed).choice(self.num_clients, self.participants, replace=False)
-        return sorted(int(c) for c in drawn)
+        return sorted(drawn.tolist())
 
     def shuffled(self, round: int) -> list[int]:
         """Return the round's participants in random order, for methods that give them different roles."""
@@ -74,11 +73,10 @@ class Roster:
         Raises:
             ConfigError: ``size`` above the number of clients.
         """
-        if not 1 <= size <= self.num_clients:
-            raise ConfigError(
-                f"subsets of {size} clients from {self.num_clients}: choose subsets of 1 to {self.num_clients}"
-            )
-        rng, drawn = self._subsets.setdefault(size, (random.Random(self.seed), []))
-        while len(drawn) < (index + 1) * count:
-            drawn.append(rng.sample(range(self.num_clients), size))
-        return drawn[index * count : (index + 1) * count]
+        clients = range(self.num_clients)
+        if not 1 <= size <= len(clients):
+            raise ConfigError(f"subsets of {size} clients from {len(clients)}: choose subsets of 1 to {len(clients)}")
+        rng, subsets = self._subsets.setdefault(size, (random.Random(self.seed), []))
+        while len(subsets) < (index + 1) * count:
+            subsets.append(rng.sample(clients, size))
+        return subsets[index * count : (index + 1) * count]

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from datamodules.partition.lists import Lists
 
+HIDDEN = -1
+"""Stands for a label that no site has, or that nobody knows."""
+
 
 @dataclass(frozen=True)
 class SiteData:
@@ -47,33 +50,32 @@ class Sites(Sequence[SiteData]):
         self, labelled: Lists, unlabelled: Lists, make: Callable[[Tensor, Tensor], SiteData], device: torch.device
     ) -> None:
         self._labelled, self._unlabelled, self._make = labelled, unlabelled, make
-        self._with, self._without = (torch.tensor(lists.flat, device=device) for lists in (labelled, unlabelled))
-        self._others: dict[int, SiteData] = {}
+        self._labelled_flat = torch.tensor(labelled.flat, device=device)
+        self._unlabelled_flat = torch.tensor(unlabelled.flat, device=device)
+        self._replaced: dict[int, SiteData] = {}
 
     def __len__(self) -> int:
         return len(self._labelled)
 
     def __getitem__(self, client: int) -> SiteData:  # type: ignore[override]
         k = range(len(self))[client]
-        if k in self._others:
-            return self._others[k]
-        ends = (slice(*lists.starts[k : k + 2].tolist()) for lists in (self._labelled, self._unlabelled))
-        return self._make(self._with[next(ends)], self._without[next(ends)])
+        if k in self._replaced:
+            return self._replaced[k]
+        labelled = slice(*self._labelled.starts[k : k + 2].tolist())
+        unlabelled = slice(*self._unlabelled.starts[k : k + 2].tolist())
+        return self._make(self._labelled_flat[labelled], self._unlabelled_flat[unlabelled])
 
     def __setitem__(self, client: int, site: SiteData) -> None:
         """From now on the client holds something else. For checks and tests."""
-        self._others[range(len(self))[client]] = site
+        self._replaced[range(len(self))[client]] = site
 
     def labelled(self) -> tuple[int, ...]:
         """Ids of the clients that hold labels, ascending."""
         held = self._labelled.lengths > 0
-        for client in self._others:
-            held[client] = len(self._others[client].labelled) > 0
+        for client, site in self._replaced.items():
+            held[client] = len(site.labelled) > 0
         return tuple(np.flatnonzero(held).tolist())
 
-
-HIDDEN = -1
-"""Stands for a label that no site has, or that nobody knows."""
 
 _TRUE: WeakKeyDictionary[object, Tensor] = WeakKeyDictionary()
 

@@ -60,7 +60,7 @@ def dirichlet(
         DataError: impossible sizes, or ``min_size`` not met in 10 000 passes.
     """
     labels = check_labels(labels, num_clients)
-    classes, available = _spread_classes(labels, num_clients, num_classes, min_size)
+    classes = _spread_classes(labels, num_clients, num_classes, min_size)
     concentration = np.full(num_clients, beta)
     capacity = len(labels) / num_clients
     for _ in range(MAX_ATTEMPTS):
@@ -80,8 +80,8 @@ def dirichlet(
             break
     else:
         raise DataError(
-            f"no Dirichlet partition of {available} samples over {num_clients} clients with beta={beta} gave each of "
-            f"them min_size={min_size} in {MAX_ATTEMPTS} attempts: choose fewer clients, or a larger beta"
+            f"no Dirichlet partition of {sum(map(len, classes))} samples over {num_clients} clients with beta={beta} "
+            f"gave each of them min_size={min_size} in {MAX_ATTEMPTS} attempts: choose fewer clients, or a larger beta"
         )
     owners = np.concatenate([np.repeat(np.arange(num_clients), counts) for _, counts in pieces])
     order = np.argsort(owners, kind="stable")  # by client, and within a client class by class
@@ -120,10 +120,10 @@ def pairs(
         DataError: impossible sizes, or no such draw in 10 000 passes.
     """
     labels = check_labels(labels, num_clients)
-    classes, available = _spread_classes(labels, num_clients, num_classes, 1)
+    classes = _spread_classes(labels, num_clients, num_classes, 1)
     order = np.concatenate(classes)
     rng.shuffle(order)
-    size, last = int(2 / num_clients * available), (num_clients - 1) // 2
+    size, last = int(2 / num_clients * len(order)), (num_clients - 1) // 2
     groups = np.split(order, [size * group for group in range(1, last + 1)])
     owned = []
     for number, group in enumerate(groups):
@@ -169,16 +169,16 @@ def dirichlet_per_client(
         DataError: impossible sizes.
     """
     labels = check_labels(labels, num_clients)
-    classes, available = _spread_classes(labels, num_clients, num_classes, max(1, min_size))
+    classes = _spread_classes(labels, num_clients, num_classes, max(1, min_size))
     members = [positions for positions in classes if len(positions)]
     if shuffle:
         for positions in members:
             rng.shuffle(positions)
     sizes = np.array([len(positions) for positions in members])
-    prior, left, parts = sizes / available, sizes.copy(), []
+    prior, left, parts = sizes / sizes.sum(), sizes.copy(), []
     for _ in range(num_clients):
         shares = rng.dirichlet(beta * prior)
-        taken = _take(shares, prior, left, available // num_clients, rng)
+        taken = _take(shares, prior, left, sizes.sum() // num_clients, rng)
         starts = sizes - left
         pieces = zip(members, starts, starts + taken, strict=True)
         parts.append(np.concatenate([positions[start:end] for positions, start, end in pieces]))
@@ -187,57 +187,6 @@ def dirichlet_per_client(
         for part in parts:
             rng.shuffle(part)
     return parts
-
-
-def _take(
-    shares: NDArray[Any], prior: NDArray[Any], left: NDArray[np.int64], count: int, rng: RandomState
-) -> NDArray[np.int64]:
-    """Draw the class counts of ``count`` samples, int64 [C], at most ``left`` per class; see above."""
-    taken = np.zeros_like(left)
-    while missing := count - taken.sum():
-        has_some = taken < left
-        wanted = np.where(has_some, shares, 0)
-        if not wanted.sum() > 0:  # 0, or NaN where all shares have underflowed
-            wanted = np.zeros(len(left))
-            wanted[rng.choice(len(left), p=np.where(has_some, prior, 0) / prior[has_some].sum())] = 1
-        taken = np.minimum(taken + rng.multinomial(missing, wanted / wanted.sum()), left)
-    return taken
-
-
-def _spread_classes(
-    labels: Labels, num_clients: int, num_classes: int | None, min_size: int
-) -> tuple[list[Positions], int]:
-    """Return the classes' ascending positions, and their total number.
-
-    Raises:
-        DataError: there are too few positions for the clients.
-    """
-    classes = class_members(labels, num_classes)
-    available = sum(map(len, classes))
-    if available < max(1, min_size * num_clients):
-        what = f"min_size={min_size} or more of {available} samples"
-        raise DataError(f"cannot give each of {num_clients} clients {what}: choose fewer clients or a smaller min_size")
-    return classes, available
-
-
-def _cuts(shares: NDArray[Any], below_cap: NDArray[np.bool_], size: int, rng: RandomState) -> Positions:
-    """Turn Dirichlet shares into the K - 1 cut points of a class of ``size`` > 0 samples.
-
-    Shares in float32 are those that FedDB's released code drew with torch, in the record of it that a test compares
-    with; they are normalised and summed in torch's order.
-    """
-    shares = np.where(below_cap, shares, 0)
-    if shares.dtype == np.float32 and shares.sum() > 0:
-        narrow = torch.from_numpy(shares)
-        cuts: Positions = (torch.cumsum(narrow / narrow.sum(), 0) * size).long().numpy()[:-1]
-        return cuts
-    total = shares.sum()
-    if total > 0:
-        shares = shares / total
-    else:  # all shares underflowed: to 0, or to NaN in the generator
-        shares = np.zeros(len(shares))
-        shares[rng.choice(np.flatnonzero(below_cap))] = 1
-    return (np.cumsum(shares) * size).astype(np.int64)[:-1]
 
 
 def iid(
@@ -338,20 +287,20 @@ def pick_labelled(parts: Sequence[Positions], labels: Labels, rule: Rule, count:
     if not 0 <= count <= len(parts):
         raise DataError(f"cannot choose {count} labelled clients out of {len(parts)}")
     if rule == "all_classes_closest":
-        lists, classes = Lists.of(parts), int(labels.max()) + 1
-        held = np.sort(lists.owners * classes + labels[lists.flat])  # a number per client and class
-        owned = np.bincount(held[np.diff(held, prepend=-1) > 0] // classes, minlength=len(parts))
+        lists, num_classes = Lists.of(parts), int(labels.max()) + 1
+        pairs_held = np.unique(lists.owners * num_classes + labels[lists.flat])  # a number per client and class it has
+        classes_held = np.bincount(pairs_held // num_classes, minlength=len(parts))
         distance = np.abs(lists.lengths - len(labels) / len(parts))
-        chosen = np.lexsort(np.array([distance, np.negative(owned)]))
+        chosen = np.lexsort(np.array([distance, np.negative(classes_held)]))
     elif rule == "index0":
         chosen = np.arange(len(parts))
     else:
         chosen = rng.permutation(len(parts))
-    order, places = np.arange(len(parts)), np.arange(len(parts))
+    order, place_of = np.arange(len(parts)), np.arange(len(parts))  # inverse permutations
     for place, client in enumerate(chosen[:count]):
-        away, other = order[place], places[client]
-        order[place], order[other] = client, away
-        places[client], places[away] = place, other
+        displaced, vacated = order[place], place_of[client]
+        order[place], order[vacated] = client, displaced
+        place_of[client], place_of[displaced] = place, vacated
     return order
 
 
@@ -366,3 +315,54 @@ def check_labels(labels: ArrayLike, num_clients: int = 1) -> Labels:
 def class_members(labels: Labels, num_classes: int | None = None) -> list[Positions]:
     """Return each class's ascending positions, for ``num_classes`` classes (default: up to the largest)."""
     return [np.flatnonzero(labels == k) for k in range(int(labels.max()) + 1 if num_classes is None else num_classes)]
+
+
+def _spread_classes(labels: Labels, num_clients: int, num_classes: int | None, min_size: int) -> list[Positions]:
+    """Return the classes' ascending positions.
+
+    Raises:
+        DataError: there are too few positions for the clients.
+    """
+    classes = class_members(labels, num_classes)
+    available = sum(map(len, classes))
+    if available < max(1, min_size * num_clients):
+        what = f"min_size={min_size} or more of {available} samples"
+        raise DataError(f"cannot give each of {num_clients} clients {what}: choose fewer clients or a smaller min_size")
+    return classes
+
+
+def _cuts(shares: NDArray[Any], below_cap: NDArray[np.bool_], size: int, rng: RandomState) -> Positions:
+    """Turn Dirichlet shares into the K - 1 cut points of a class of ``size`` > 0 samples.
+
+    Shares in float32 are those that FedDB's released code drew with torch, in the record of it that a test compares
+    with; they are normalised and summed in torch's order.
+    """
+    shares = np.where(below_cap, shares, 0)
+    if shares.dtype == np.float32 and shares.sum() > 0:
+        narrow = torch.from_numpy(shares)
+        cuts: Positions = (torch.cumsum(narrow / narrow.sum(), 0) * size).long().numpy()[:-1]
+        return cuts
+    total = shares.sum()
+    if total > 0:
+        shares = shares / total
+    else:  # all shares underflowed: to 0, or to NaN in the generator
+        shares = np.zeros(len(shares))
+        shares[rng.choice(np.flatnonzero(below_cap))] = 1
+    return (np.cumsum(shares) * size).astype(np.int64)[:-1]
+
+
+def _take(shares: NDArray[Any], prior: NDArray[Any], left: Positions, count: int, rng: RandomState) -> Positions:
+    """Draw the class counts of ``count`` samples of a client, int64 [C], at most ``left`` per class.
+
+    See ``dirichlet_per_client``.
+    """
+    taken = np.zeros_like(left)
+    while missing := count - taken.sum():
+        has_some = taken < left
+        wanted = np.where(has_some, shares, 0)
+        if not wanted.sum() > 0:  # 0, or NaN where all shares have underflowed
+            wanted = np.zeros(len(left))
+            weights = np.where(has_some, prior, 0) / prior[has_some].sum()
+            wanted[rng.choice(len(left), p=weights)] = 1
+        taken = np.minimum(taken + rng.multinomial(missing, wanted / wanted.sum()), left)
+    return taken

@@ -105,16 +105,13 @@ def _walk(stream: Stream, data: Any, order: torch.Generator, augment: torch.Gene
     size, device = stream.batch_size, stream.index.device
     block = max(1, data.block // size) * size
     while True:
-        n = len(stream)
-        positions = stream.positions(order).to(device)
-        for start in range(0, n, block):
-            part = positions[start : start + block]
-            index = stream.index[part]
-            samples = {name: values[part] for name, values in stream.fields.items()}
+        for positions in torch.split(stream.positions(order).to(device), block):
+            index = stream.index[positions]
+            samples = {name: values[positions] for name, values in stream.fields.items()}
             samples |= {name: data.take(view, index, augment) for name, view in stream.views.items()}
-            for a in range(0, len(part), size):
-                if min(size, len(part) - a) >= stream.min_batch:
-                    yield {name: values[a : a + size] for name, values in samples.items()}
+            for start in range(0, len(positions), size):
+                if min(size, len(positions) - start) >= stream.min_batch:
+                    yield {name: values[start : start + size] for name, values in samples.items()}
         if not stream.cycle:
             return
 
@@ -134,11 +131,11 @@ def epoch(
     Raises:
         ConfigError: every stream cycles and the number of steps is not given.
     """
-    live = {name: s for name, s in streams.items() if s.usable}
-    if live and steps is None and all(s.cycle for s in live.values()):
+    usable = {name: stream for name, stream in streams.items() if stream.usable}
+    if usable and steps is None and all(stream.cycle for stream in usable.values()):
         raise ConfigError("every stream of the client cycles: the pass needs a number of steps")
     walks = {}
-    for name, stream in live.items():
+    for name, stream in usable.items():
         draws = stream.draws or name
         walks[name] = _walk(stream, data, generator(f"order/{draws}"), generator(f"augment/{draws}"))
     for samples in islice(zip(*walks.values(), strict=False), steps):

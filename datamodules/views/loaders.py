@@ -31,7 +31,9 @@ def train_loader(data: Any) -> DataLoader[Batch]:
             visit prepares.
     """
     method, sites = _fitted(data), [*data.clients, data.server]
-    fields = ("labelled", "labels", "unlabelled", *(("revealed",) if data.server.revealed is not None else ()))
+    fields = ["labelled", "labels", "unlabelled"]
+    if data.server.revealed is not None:
+        fields.append("revealed")
     everything = SiteData(*(torch.cat([getattr(site, field) for site in sites]) for field in fields))
     if hasattr(method, "streams"):
         streams = method.streams(everything)

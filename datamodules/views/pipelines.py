@@ -146,8 +146,8 @@ def views(name: str, look: Look) -> Views:
             known = f"{', '.join(sorted(PIPELINES))}, or the dotted path of a function"
             raise ConfigError(f"unknown pipeline {name!r}; choose one of {known}")
         return PIPELINES[name](look)
-    made: Views = plugin(name, f"data.pipeline {name}")(look)
-    wrong = not isinstance(made, Mapping) or any(not isinstance(one, View | FeatureView) for one in made.values())
-    if wrong or not {"weak", "test"} <= made.keys():
+    result: Views = plugin(name, f"data.pipeline {name}")(look)
+    are_views = isinstance(result, Mapping) and all(isinstance(view, View | FeatureView) for view in result.values())
+    if not are_views or not {"weak", "test"} <= result.keys():
         raise ConfigError(f"data.pipeline {name}: return a dict of views, such as look.plain, with 'weak' and 'test'")
-    return made
+    return result

@@ -121,24 +121,22 @@ class RandAugment:
             sizes: number of images of each operation, and of those without one.
         """
         names, magnitudes = list[str](), list[Tensor]()
-        for law, own in self.laws:
-            counts = sizes[len(names) : len(names) + len(own)]
+        for law, operations in self.laws:
+            counts = sizes[len(names) : len(names) + len(operations)]
             first = sum(sizes[: len(names)])
-            drawn = slice(first, first + sum(counts))
-            names += own
-            magnitudes += torch.split(law(u[drawn], coin[drawn]), counts)
+            rows = slice(first, first + sum(counts))
+            names += operations
+            magnitudes += torch.split(law(u[rows], coin[rows]), counts)
         *parts, unchanged = torch.split(images, sizes)
-        groups: list[tuple[Any, Tensor, Tensor]] = [
-            (OPS[name], part, v) for name, part, v in zip(names, parts, magnitudes, strict=True) if len(part)
-        ]
+        drawn = zip(names, parts, magnitudes, strict=True)
+        calls: list[tuple[Any, Tensor, Tensor]] = [(OPS[name], part, v) for name, part, v in drawn if len(part)]
         done = []
-        for fill, alike in groupby(groups, lambda group: getattr(group[0], "fill", None)):
+        for fill, group in groupby(calls, lambda call: getattr(call[0], "fill", None)):
             if fill is None:
-                done += [op(part, v) for op, part, v in alike]
+                done += [op(part, v) for op, part, v in group]
             else:  # warps run together
-                warps = list(alike)
-                height, width = images.shape[1:3]
-                maps = torch.cat([warp.maps(v, height, width) for warp, _, v in warps])
+                warps = list(group)
+                maps = torch.cat([warp.maps(v, *images.shape[1:3]) for warp, _, v in warps])
                 done.append(affine(torch.cat([part for _, part, _ in warps]), maps, fill))
         return torch.cat([*done, unchanged])
 
