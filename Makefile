@@ -53,6 +53,7 @@ bench-table1: $(STAMP) ## run what the tables of a paper still lack, then print 
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data_dir $(DATA_DIR)) $(ARGS)
 
 docs: $(STAMP) ## build the documentation, run its notebook and check the pages; open build/docs/index.html in a browser (ARGS="-D nb_execution_mode=off" skips the notebook)
+	rm -rf build/docs/_modules # Sphinx keeps the pages of modules that are gone
 	$(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going $(ARGS) . build/docs
 	$(BIN)/python -m pytest -m site tests/test_docs.py
 
