@@ -6,6 +6,7 @@ The first process of a run writes: rows, checkpoints, and the record at the end.
 import sys
 import warnings
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from lightning import Fabric
@@ -21,7 +22,7 @@ from benchmark.launch.signals import check_stopped
 from benchmark.runs.code_identity import by_other_code, by_other_revision, revision
 from benchmark.runs.exported import WEIGHTS
 from benchmark.runs.folder import CODE, RunFolder
-from benchmark.runs.loggers import mirror_run
+from benchmark.runs.loggers import Mirror, mirror_run
 from benchmark.runs.records import code_versions, read_record, read_rows, revisions
 from benchmark.runs.states import CHECKPOINT, other_data
 from datamodules.common.errors import BenchError, ConfigError, RunError, Stopped
@@ -41,9 +42,14 @@ class Recorder:
     """
 
     def __init__(self, run: Run, files: RunFolder) -> None:
-        self.files, self.mirror = files, mirror_run(run, files.path)
+        self.run, self.files = run, files
         self.checkpoint = checkpoint.Checkpoint(files.path / CHECKPOINT, run.config.runtime.checkpoint_every_s)
         self.state: dict[str, Any] | None = None
+
+    @cached_property
+    def mirror(self) -> Mirror:
+        """The mirror of the run, once its record is open."""
+        return mirror_run(self.run, self.files.path, self.files.record["timing"]["started"])
 
     def __enter__(self) -> "Recorder":
         return self
@@ -55,7 +61,8 @@ class Recorder:
                 self.save()
             except (OSError, BenchError) as error:
                 self.say(f"the last rounds could not be saved: {error}")
-        self.mirror.__exit__(kind, *more)
+        if self.files.record:
+            self.mirror.__exit__(kind, *more)
 
     def say(self, text: str) -> None:
         """Print a line about the run on stderr."""

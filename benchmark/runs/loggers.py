@@ -2,6 +2,7 @@
 
 import netrc
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -94,12 +95,20 @@ def choose_mode(wanted: str, scale: str, asked: bool = False) -> Mode:
     return modes.get(setting, "offline")
 
 
-def mirror_run(run: Run, folder: Path) -> "Mirror":
-    """Create the mirror of a run, which resumes the same W&B run. With ``--logger wandb`` scale quick has one, too."""
+def mirror_run(run: Run, folder: Path, started: str) -> "Mirror":
+    """Create the mirror of a run. With ``--logger wandb`` scale quick has one, too.
+
+    Args:
+        run: the run.
+        folder: its folder.
+        started: when it started first, in ISO 8601. A run that resumes resumes its W&B run; one that starts over, or
+            elsewhere, has another.
+    """
     config = run.config
     mode = choose_mode(config.runtime.wandb, config.scale, asked="wandb" in names(config.runtime.logger))
     name = f"{config.method.name} {config.data.name} seed {config.seed}"
-    return Mirror(mode, folder, config.scale, id=run.id, name=name, config=identity(config))
+    start = re.sub(r"\D", "", started)
+    return Mirror(mode, folder, config.scale, id=f"{run.id}-{start}", name=name, config=identity(config))
 
 
 def mirror_tables(mode: Mode, folder: Path, scale: str, name: str, frames: Mapping[str, Any]) -> None:

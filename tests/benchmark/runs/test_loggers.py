@@ -16,6 +16,7 @@ from runs import SHORT, configuration, interrupted
 
 RECORD = {"final": {"acc": 1.0}, "best": {"acc": 2.0}, "last_k_mean": {}, "bytes_up": 1, "bytes_down": 2}
 RUN = run_folders.RUN.replace(runtime=Runtime(wandb="offline"))
+STARTED = "2026-01-02T03:04:05.678+00:00"
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +37,8 @@ def service(monkeypatch):
     return made
 
 
-def online(folder):
-    return mirror_run(RUN.replace(runtime=Runtime(wandb="online")), folder)
+def online(folder, started=STARTED):
+    return mirror_run(RUN.replace(runtime=Runtime(wandb="online")), folder, started)
 
 
 def test_auto(monkeypatch, tmp_path):
@@ -58,7 +59,7 @@ def test_auto(monkeypatch, tmp_path):
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_offline_files_hold_rows_and_tables(tmp_path):
     path = tmp_path / "run"
-    with mirror_run(RUN, path) as mirror:
+    with mirror_run(RUN, path, STARTED) as mirror:
         mirror.row({"round": 0, "acc": 12.5, "auc": None, "timing": {"seconds": 0.5}})
         mirror.record(RECORD, [])
     frames = {"1": pd.DataFrame({"method": ["x"], "ours": [1.5]}), "2": pd.DataFrame()}
@@ -92,7 +93,7 @@ def test_runs_are_filed_by_scale_or_where_the_variables_say(tmp_path, service, m
         mirror.row({"round": 1})
     service.finish.assert_called_once_with(exit_code=0)
     for logger in (None, "wandb"):
-        mirror_run(RUN.replace(scale="quick", runtime=Runtime(logger=logger)), tmp_path).row({"round": 0})
+        mirror_run(RUN.replace(scale="quick", runtime=Runtime(logger=logger)), tmp_path, STARTED).row({"round": 0})
     monkeypatch.setenv("WANDB_PROJECT", "p")
     monkeypatch.setenv("WANDB_RUN_GROUP", "g")
     online(tmp_path).row({"round": 0})
@@ -100,6 +101,14 @@ def test_runs_are_filed_by_scale_or_where_the_variables_say(tmp_path, service, m
     filed = [(init["project"], init["group"]) for init in started]
     assert filed == [("fssl-bench", "custom"), ("fssl-bench", "quick"), ("p", "g")]
     assert {init["resume"] for init in started} == {"allow"}  # else `wandb sync` overwrites the first part
+
+
+def test_a_run_that_starts_over_is_another_run_in_wandb(tmp_path, service):
+    """Else its curves would go on after those of the first, or of a colleague's run of the same settings."""
+    for started in (STARTED, STARTED, STARTED.replace("678", "679")):
+        online(tmp_path, started).row({"round": 0})
+    first, resumed, again = (call.kwargs["id"] for call in service.init.call_args_list)
+    assert first == resumed != again
 
 
 def test_a_mirror_that_breaks_on_the_way_is_one_warning(tmp_path, service):
