@@ -7,7 +7,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def _import_neighbours() -> None:
-    """Import ``methods`` and ``datamodules`` from the folder of this package.
+    """Import ``methods`` and ``datamodules`` from the folder that holds this package.
 
     Their names are common, and a folder of the same name, e.g. in the working directory, must not replace them.
 

@@ -71,8 +71,8 @@ class Result:
     def readings(self) -> pd.DataFrame:
         """One row per reading.
 
-        Metrics of the ``final`` round, of the ``best`` round by test accuracy, ``last_k_mean``, and ``averaged`` if the
-        run has ``average_last``.
+        Metrics of the ``final`` round, of the ``best`` round by test accuracy, ``last_k_mean``, and ``averaged`` once a
+        run with ``average_last`` is complete.
         """
         if not self.rows:
             return pd.DataFrame()
@@ -85,6 +85,7 @@ class Result:
         """The data module; set up, unless an exported file says all that the method needs to know of it.
 
         Raises:
+            ConfigError: the current code does not know its class or an argument.
             DataError: the data are missing.
         """
         data = self.run.make_data()
@@ -103,6 +104,7 @@ class Result:
 
         Raises:
             RunError: the run's folder has no weights, or their file is damaged.
+            ConfigError: the current code does not know its class, its network or an argument; or see ``data``.
             DataError: see ``data``.
         """
         exported = self.exported
@@ -128,7 +130,8 @@ class Result:
                 data set that has such.
 
         Raises:
-            ConfigError: the run would have refused them: they have colour, or with a border are not of its side.
+            ConfigError: the run would have refused them: they have colour, or with a border are not of its side; or
+                see ``method``.
             DataError: they are something else, or see ``data``.
             RunError: see ``method``.
         """
@@ -142,6 +145,7 @@ class Result:
 
         Raises:
             RunError: see ``method``.
+            ConfigError: see ``method``.
             DataError: the data are missing.
         """
         method, data = self.method, self.data
@@ -166,25 +170,26 @@ def fit(
 ) -> Result:
     """Run a federation and return its result.
 
-    Without ``results_dir`` it runs in this process and writes nothing, and the classes may come from anywhere, e.g. a
-    notebook cell. With it, this is the command ``fit``: the run has a folder with its record, is resumed after an
-    interruption, and is not repeated once it is complete.
+    Without ``results_dir`` it runs in this process and writes nothing but caches of data, and the classes may come from
+    anywhere, e.g. a notebook cell. With it, this is the command ``fit``: the run has a folder with its record, is
+    resumed after an interruption, and is not repeated once it is complete.
 
     Args:
         method: name, dotted path or class of the method.
         data: name, dotted path or class of the data set.
-        method_args: arguments of the method, except those passed by the framework (the network, numbers of classes and
-            clients).
+        method_args: arguments of the method, except those passed by the framework (the network, numbers of classes,
+            clients and images, the shape of an image).
         data_args: arguments of the data set: clients, labels, partition, pipeline.
         results_dir: folder that holds ``runs/``.
         **options: other fields of ``RunConfig`` (``model``, ``model_args``, ``rounds``, ``seed``, ``roster``,
             ``eval_every``, ``precision``, ...) and of ``Runtime`` (``accelerator``, ``threads``, ``data_dir``, ...).
-            ``devices`` defaults to 1, since notebooks cannot start processes.
+            ``devices`` defaults to 1, not to SLURM's tasks.
 
     Raises:
         ConfigError: the configuration cannot be run.
         DataError: the data cannot be read, or the partition cannot be created.
         RunError: the run cannot continue.
+        Stopped: with ``results_dir``, on ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP``; the same call resumes.
     """
     if "runtime" in options:
         raise ConfigError("runtime: pass its options as separate arguments, such as engine='slots'")
@@ -209,7 +214,7 @@ def load_run(path: str | Path, data_dir: str = "data") -> Result:
 
     Args:
         path: the folder, or the file.
-        data_dir: directory of its data, used by ``method`` and ``test``.
+        data_dir: directory of its data (see ``Result.data``).
 
     Raises:
         RunError: there is no record, or it is damaged.
@@ -240,8 +245,8 @@ def load_rounds(paper: str, scale: str, results_dir: str | Path = "results") -> 
     """Load the evaluated rounds of all complete runs of a suite's rows: one line per row, seed and round.
 
     The columns of ``metrics.jsonl`` are preceded by ``table``, ``dataset``, ``row`` (the method's name in the table,
-    and the columns that distinguish rows of the same name) and ``seed``; ``bytes`` (up and down) and ``seconds``, both
-    since the first round, come last.
+    and the columns that distinguish rows of the same name) and ``seed``. Added are ``bytes`` (up and down) and
+    ``seconds``, both since the first round.
 
     Args:
         paper: name of a suite, or the path of its YAML file.
@@ -250,7 +255,6 @@ def load_rounds(paper: str, scale: str, results_dir: str | Path = "results") -> 
 
     Raises:
         ConfigError: there is no such suite or scale.
-        RunError: a record is damaged.
     """
     suite = load(paper)
     return frame.rounds(suite, suite.matching([], scale), scale, results_dir)
@@ -308,5 +312,5 @@ def _class_path(cls: str | type) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A number of NumPy as a plain one, and a path as text."""
+    """A number of NumPy as a plain one; anything else, such as a path, as text."""
     return value.item() if isinstance(value, np.generic) else str(value)

@@ -41,9 +41,9 @@ WITH_DOTTED = ("fit", "enter", "describe")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code.
 
-    0: fine; 1: one of several runs failed, or a run differs; 2: bad input, or the one run failed; 75: stopped by
-    ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP``, and the same command continues; 130: interrupted; 141: the output is no
-    longer read.
+    0: fine; 1: a run of ``table`` or one of several of ``fit`` failed, a run differs, or ``records --check`` found a
+    problem; 2: bad input, or else a run failed; 75: stopped by ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP``, and the same
+    command continues; 130: interrupted; 141: the output is no longer read.
     """
     os.environ["MPLBACKEND"] = "agg"  # figures go to files; matplotlib fails at its import where this names no backend
     argv = sys.argv[1:] if argv is None else argv

@@ -1,7 +1,8 @@
 """What a run is: a complete, typed configuration and its identity.
 
 A configuration names a method, a data set and a model, and holds every number that affects the result.
-``Run.of`` fills in all defaults, so that the saved ``config.yaml`` reproduces the run; ``run_id`` hashes it.
+``Run.of`` fills in the defaults of the method and the data set, so that the saved ``config.yaml`` reproduces the run;
+``run_id`` hashes what differs from the defaults.
 """
 
 import hashlib
@@ -37,8 +38,8 @@ class Runtime:
     """Where and how a run is executed; nothing here is part of its identity.
 
     Args:
-        devices: number of processes (GPUs, or CPU processes). ``auto``: one, or SLURM's tasks. On a CPU, small networks
-            are fastest with one process per core.
+        devices: processes per machine (GPUs, or CPU processes). ``auto``: one, or SLURM's tasks. On a CPU, small
+            networks are fastest with one process per core.
         accelerator: ``cpu``, ``cuda`` or ``auto``: a GPU where there is one.
         num_nodes: number of machines.
         threads: CPU threads per process, or ``auto``. Only runs with equal threads are equal bit for bit.
@@ -56,8 +57,9 @@ class Runtime:
         results_dir: folder that holds ``runs/`` and ``tables/``.
         checkpoint_every_s: minimum number of seconds between checkpoints; they are rarer if saving would take more than
             2 % of the time. 0 saves after every round.
-        wandb: mirror to Weights & Biases: ``auto`` (off at scale quick and without a key, else online), ``online``,
-            ``offline`` or ``off``. Its environment variables name project, entity, group and tags.
+        wandb: mirror to Weights & Biases: ``auto`` (without ``WANDB_MODE`` and ``--logger wandb``: off at scale quick
+            and without a key, else online), ``online``, ``offline`` or ``off``. Its environment variables name project,
+            entity, group and tags.
     """
 
     devices: int | Literal["auto"] = "auto"
@@ -95,7 +97,7 @@ class RunConfig:
         model: name of the network, or its dotted path; the error for an unknown name lists all.
         model_args: arguments of the network.
         rounds: number of rounds.
-        seed: seed of every random stream.
+        seed: seed of all draws but those with one of their own, such as ``data.partition_seed``.
         scale: a label in the record (``quick``, ``small``, ``laptop``, ``lite``, ``board``, ``paper`` or ``custom``);
             it changes no option.
         roster: arguments of the roster, which says who takes part in a round.
@@ -110,7 +112,8 @@ class RunConfig:
             error, ``skip`` leaves the update out of the aggregate and counts it (``skipped``).
         sums: how clients' models are averaged: ``ordered`` sends all of them to every process, which adds them up in
             the order of the clients; ``by_rank`` adds them up in this order where they were trained, and sends only
-            the sums. The results differ by rounding (docs/performance.md).
+            the sums, unless the method needs single clients' models. The results differ by rounding
+            (docs/performance.md).
         runtime: where and how to run.
     """
 
@@ -155,7 +158,7 @@ class Run:
     Args:
         id: its ``run_id``.
         config: its configuration, resolved.
-        cells: names of the table rows that it is for, or else a description of it.
+        cells: names of the table rows that it is for, or else a description of it, if any.
     """
 
     id: str
@@ -193,7 +196,7 @@ class Run:
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
-    """The fields that affect the numbers, as a record has them: the content of ``config.yaml``."""
+    """A configuration without ``runtime``, as a record has it: the content of ``config.yaml``."""
     plain = asdict(config)
     del plain["runtime"]
     return dict(json.loads(json.dumps(plain)))
@@ -267,7 +270,7 @@ def roster_args(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: one that it does not have, or that the run passes to it, or a value of the wrong type.
     """
-    supplied = ("num_clients", "labelled", "seed", "_subsets")
+    supplied = ("num_clients", "labelled", "seed")
     return converted(imported("datamodules.partition.roster.Roster"), given, "roster", supplied)
 
 

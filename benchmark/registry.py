@@ -83,7 +83,7 @@ def find_class(name: str, kind: Kind) -> type:
     """The class that ``name`` means: a module of the kind's package, an entry point, or a dotted path.
 
     Raises:
-        ConfigError: no such class, or not a subclass of the kind's base.
+        ConfigError: no such class, several, or not a subclass of the kind's base.
     """
     what, base = f"{kind.what} '{name}'", imported(kind.base)
     if "." in name:

@@ -5,7 +5,7 @@ from jsonargparse import ArgumentParser, Namespace
 from benchmark.commands.common import add_jobs_arguments, add_suite_arguments, jobs_of, runtime_of
 from benchmark.suites.suite import load
 
-ABOUT = "Test whether the settings of a leaderboard can be ranked, using only bounds and central rows."
+ABOUT = "Test whether the settings of a leaderboard can be ranked, using only references, bounds and central rows."
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -23,7 +23,7 @@ MAPPINGS = ("model_args", "roster")
 DOTTED = (
     "Options of the method, the data set, the network and the roster are given with a dot: --method.lr 0.1, "
     "--data.beta 0.8, --model_args.head_dropout 0.5, --roster.participants 5. "
-    "`--method.help NAME` and `--data.help NAME` list them."
+    "`--method.help NAME` and `--data.help NAME` list those of a class."
 )
 
 
@@ -112,10 +112,11 @@ def forget_trials(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtim
 
 
 def check_startable(runs: Iterable[Run]) -> None:
-    """Refuse runs that could not start here, before anything is deleted for them.
+    """Try one of the runs for each data set, before anything is deleted for them.
 
     Raises:
-        BenchError: an option of the machine cannot be met, data are missing, or a value is wrong.
+        BenchError: it could not start here: an option of the machine cannot be met, data are missing, or a value is
+            wrong.
     """
     from benchmark.launch.launchers import is_one_of_several, leave_allocation
     from benchmark.launch.run import check
@@ -127,11 +128,11 @@ def check_startable(runs: Iterable[Run]) -> None:
 
 
 def show_plan(runs: Sequence[Run], states: Mapping[str, str], jobs: int = 1) -> None:
-    """Print what is left of runs (``--dry-run``): rounds, and hours as far as records of the same rows here tell.
+    """Print what is left of runs (``--dry_run``): rounds, and time as far as records from this machine tell.
 
     Args:
         runs: those of one command, at least one.
-        states: state of each (``runs.states.state``), by run id.
+        states: state of each (``runs.states.state``, or ``outdated``), by run id.
         jobs: number of runs at once.
     """
     from tabulate import tabulate

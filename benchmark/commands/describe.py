@@ -16,7 +16,7 @@ ABOUT = (
 )
 DRAWN = ("partition", "partition_variant", "beta", "labelled_partition", "partition_stream")
 """Options of a data set that say how it is split, unless its clients are given."""
-FEW = 12  # classes that have a column of their own
+FEW = 12  # with more classes, none has a column of its own
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -56,9 +56,10 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
 
 
 def _summary(data: Any) -> str:
-    """One line per client: images, those with a label, number of classes, and counts per class.
+    """One line per client, for the server if it has labels, and for all: images, labels, classes, counts per class.
 
-    Images whose class nobody knows have a column if there are any.
+    With more than ``FEW`` classes, the smallest, median and largest count. Images whose class nobody knows have a
+    column if there are any.
     """
     import numpy as np
     import pandas as pd

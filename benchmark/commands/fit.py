@@ -34,7 +34,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--method", type=TEXT, help="name or dotted path of the method")
     parser.add_argument("--data", type=TEXT, help="name or dotted path of the data set")
     parser.add_argument(
-        "--seed", type=TEXT, help="seed of every random stream (default: 1337); several, 0,1,2, are run one by one"
+        "--seed",
+        type=TEXT,
+        help="seed of the run (default: that of --config or the row, or 1337); several, 0,1,2, are run one by one",
     )
     add_flag(parser, "--dry_run", "run nothing; print the rounds left, and the time where records allow")
     add_flag(parser, "--overwrite", "delete what an earlier run of this configuration has left, and run it")
@@ -88,10 +90,7 @@ def grid(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> list[Point]:
 
     Args:
         values: plain configuration, with the options.
-        dotted: options of the method, the data set and the roster, as text.
-
-    Raises:
-        ConfigError: an unknown class.
+        dotted: those of them that have a dot, as ``cli.split_dotted`` gives them.
     """
     several: dict[str, list[str]] = {}
     for option, text in dotted.items():

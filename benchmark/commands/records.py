@@ -30,7 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Run the command; returns its exit code."""
     if (options.check is None) == (options.export is None):
-        raise ConfigError("records needs --check FOLDER or --export FILE")
+        raise ConfigError("records needs either --check FOLDER or --export FILE")
     from benchmark.suites.suite import available, load
 
     suites = [load(paper) for paper in listed(options.papers, "--papers") or available()]

@@ -120,7 +120,7 @@ def _submit(missing: Sequence[Run], options: Namespace, name: str) -> None:
         common.discard(run.folder for run in missing)
     number = slurm.submit(script, options.slurm)
     print(f"submitted {len(missing)} runs as job array {number} ({script}); `squeue --job {number}` shows them")
-    print("when they have ended, the same command without --slurm writes the tables")
+    print("when they have ended, the same command without --slurm and --overwrite writes the tables")
 
 
 def _mirror(suite: Suite, runtime: Runtime, scale: str, name: str, plan: "Plan", pages: "Sequence[Page]") -> None:

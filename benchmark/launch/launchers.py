@@ -39,7 +39,7 @@ def slurm_tasks() -> int:
 
 
 def leave_allocation() -> None:
-    """Forget the tasks of the allocation: this process was started for one run by a command with many runs."""
+    """Forget the tasks of the allocation: a command with many runs starts their processes itself."""
     for name in ALLOCATION:
         os.environ.pop(name, None)
 
@@ -48,7 +48,7 @@ def check_left_over() -> None:
     """Refuse what Lightning reads when it is imported or launches, and that no launcher we support has set.
 
     Raises:
-        ConfigError: a rank is no number, or one without a launcher, or ``fabric run`` has started this process.
+        ConfigError: a rank is no number, or not 0 without a launcher, or ``fabric run`` has started this process.
     """
     started = torchrun() or _allocated()
     for name in RANKS:
@@ -71,7 +71,7 @@ def is_one_of_several() -> bool:
 
 
 def _allocated() -> int:
-    """Number of tasks of the SLURM allocation, in which Lightning detects it; 0 without one."""
+    """Number of tasks of the SLURM allocation, if Lightning detects one; 0 otherwise."""
     if "SLURM_NTASKS" not in os.environ or os.environ.get("SLURM_JOB_NAME") in INTERACTIVE:
         return 0
     return _number("SLURM_NTASKS", "SLURM")

@@ -12,13 +12,13 @@ from datamodules.common.memory import available_bytes
 
 
 def placed(run: Run) -> Run:
-    """The run with ``auto`` in its runtime replaced by what this machine has.
+    """The run with ``auto`` for accelerator, devices and threads replaced by what this machine has.
 
-    Devices are one process, as in Lightning on a CPU, or the tasks that SLURM has started. Several runs at a time use
-    several GPUs.
+    Devices are one process, as in Lightning on a CPU, or the tasks that SLURM has started per node. Several runs at a
+    time use several GPUs.
 
-    The number of threads is ``OMP_NUM_THREADS`` if that is set. Otherwise a resumed run has as many as before, and a
-    new run has as many as there are idle cores, or its processes share all cores.
+    The number of threads is ``OMP_NUM_THREADS`` if that is set, and otherwise 1 on a GPU. On a CPU a resumed run has as
+    many as before, and a new run has as many as there are idle cores, or its processes share all cores.
     """
     rt = run.config.runtime
     accelerator, threads = accelerator_here(rt.accelerator), rt.threads

@@ -1,6 +1,6 @@
 """What a run leaves in its folder while it goes on, and where it stands when it starts again.
 
-The first process of a run writes: rows, checkpoints, and the record at the end.
+The first process of a run writes: rows, checkpoints, the record, and the weights at the end.
 """
 
 import sys
@@ -99,11 +99,11 @@ class Recorder:
 
 
 def is_complete(run: Run) -> bool:
-    """Whether the run has its complete record.
+    """Whether the run has its complete record; then a checkpoint that a kill has left is deleted.
 
     Raises:
-        ConfigError: the record was made under other defaults, from another partition file or the user's own images, or
-            by another version of the method's code.
+        ConfigError: the record was made under other defaults, from other data, or by another revision of the code.
+        RunError: the record is damaged.
     """
     config, path = run.config, run.folder
     if not (path / "record.json").exists():
@@ -138,7 +138,8 @@ def resume(fabric: Fabric, federation: Federation, recorder: Recorder | None) ->
         recorder: that of the first process, which has the checkpoint.
 
     Raises:
-        RunError: the checkpoint is not this run's, or rows that were written before it are missing or changed.
+        RunError: no checkpoint is intact, it is not this run's, or rows that were written before it are missing or
+            changed.
     """
     saved = checkpoint.sent_to_all(fabric, on_first(fabric, lambda: _load(recorder, federation)))
     if saved is not None:
@@ -151,7 +152,7 @@ def _load(recorder: Recorder | None, federation: Federation) -> dict[str, Any] |
     """The checkpoint that the run continues from.
 
     Raises:
-        RunError: it is of another run or partition, or lacks something of the run.
+        RunError: none is intact, or it is of another run or partition, or lacks something of the run.
     """
     assert recorder is not None
     saved = recorder.checkpoint.load()

@@ -63,7 +63,7 @@ def check(run: Run) -> None:
 
 
 def _carry_out(run: Run) -> None:
-    """This process starts those of the run, or is one of those that SLURM or ``torchrun`` has started."""
+    """This process starts those of the run, is one of those of SLURM or ``torchrun``, or is the only one."""
     run, spawned = _launchable(run)
     fabric = _fabric(run, spawned)
     if spawned and run.config.runtime.accelerator == "cpu":  # fail early if data are missing
@@ -91,7 +91,7 @@ def _launchable(run: Run) -> tuple[Run, bool]:
     if tasks and not started and asked not in (1, tasks):
         raise ConfigError(
             f"{rt.devices} devices on {rt.num_nodes} nodes are asked for, but SLURM started {tasks} tasks; "
-            "give one task per device (--ntasks-per-node), or --devices 1"
+            "give one task per device (--ntasks-per-node), or --devices 1 in a single task"
         )
     if spawned and rt.num_nodes != 1:
         raise ConfigError(

@@ -98,7 +98,7 @@ def write(runs: Sequence[Run], name: str, results: Path, bundle: int = 1) -> Pat
 
 
 def _anywhere(run: Run) -> Run:
-    """The run, wherever the task's working folder is (``sbatch --chdir``)."""
+    """The run with folders that do not depend on the task's working folder (``sbatch --chdir``)."""
     runtime = run.config.runtime
     data, results = (str(Path(path).absolute()) for path in (runtime.data_dir, runtime.results_dir))
     return run.replace(runtime=replace(runtime, data_dir=data, results_dir=results))

@@ -1,4 +1,4 @@
-"""What each process of a run does: lock the run's folder, continue where the run stands, record it round by round."""
+"""What the processes of a run do: lock the run's folder, continue where the run stands, record it round by round."""
 
 import ctypes
 import os
@@ -93,7 +93,9 @@ def _run_unless_complete(fabric: Fabric, run: Run) -> None:
 
 
 def _run(fabric: Fabric, run: Run, files: RunFolder, recorder: Recorder | None) -> None:
-    """The run from where it stands to its complete record. An error is recorded, whatever it is.
+    """The run from where it stands to its complete record.
+
+    An error is recorded, unless it is one of the configuration or the data and no record is open yet.
 
     Raises:
         RunError: the method or the data set has ended the program, or raised what is no ``Exception`` otherwise.
@@ -163,8 +165,8 @@ def _client_memory(runtime: Runtime) -> int | None:
 
 
 def _summary(config: RunConfig, federation: Federation) -> str:
-    """Where a run takes place and how much memory its clients' states may take in each process, with a warning if the
-    run never leaves its warm-up.
+    """Where a run takes place and how much its clients may keep between visits, with a warning if the run never leaves
+    its warm-up.
     """
     from rich.filesize import decimal
 

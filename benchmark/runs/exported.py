@@ -83,7 +83,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     """
     if not file.exists():
         raise RunError(f"{file}: there are no weights; a run writes them when it ends; shared records have none")
-    return dict(_loaded(file, "run it again"))
+    return dict(_loaded(file, "delete the folder and run it again"))
 
 
 def _loaded(file: Path, remedy: str) -> Any:

@@ -35,8 +35,8 @@ class RunFolder:
     """One run on disk. ``record`` is what its record says; empty before ``open``.
 
     Args:
-        path: its folder; created by ``open``.
-        heartbeat_s: least number of seconds between two updates of ``record.json`` while the run is running.
+        path: its folder; created by ``lock`` or ``open``.
+        heartbeat_s: least number of seconds from one update of ``record.json`` to the next by ``beat``.
     """
 
     def __init__(self, path: str | Path, heartbeat_s: float = 5.0) -> None:
@@ -86,10 +86,11 @@ class RunFolder:
         Args:
             run: the run.
             facts: ``partition_hash`` (str), ``data_sha256`` ({file: digest}) and ``labelled_histogram`` (int
-                ``[clients, classes]``); further keys are recorded unchanged. Those that are missing are not known yet.
+                ``[clients with labels, classes]``); further keys are recorded unchanged. Those that are missing are not
+                known yet.
 
         Raises:
-            RunError: the interrupted run had a different partition or different data.
+            RunError: the interrupted run had a different partition or different data, or its record is damaged.
         """
         config, facts = run.config, finite(facts)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -168,7 +169,7 @@ class RunFolder:
         self.beat(int(row["round"]) + 1)
 
     def rewind(self, next_round: int, rows_digest: str | None = None) -> None:
-        """Drop the rows from ``next_round`` on and, if none is left, what is recorded of earlier code.
+        """Drop the rows from ``next_round`` on and, if that is 0, what is recorded of earlier code.
 
         Args:
             next_round: the round to continue with.

@@ -1,7 +1,7 @@
-"""Reading and checking a run's files: ``config.yaml``, ``metrics.jsonl`` and ``record.json``.
+"""Reading and checking a run's files: ``metrics.jsonl`` and ``record.json``.
 
 Wall-clock values are under keys named ``timing``, hardware and versions under ``environment``; without these two, two
-runs of the same configuration and code version give the same bytes.
+runs of the same configuration and code version give the same bytes on one model of CPU with equal threads.
 
 Models of pydantic say what the files hold. The readings of a complete record follow from its rows and are
 checked against them on every read. Since schema 2 its ``digest`` also covers everything else in the record and the rows
@@ -28,7 +28,7 @@ SEVERAL = ("code_versions", "revisions")
 """Entries of ``environment`` that list more than one thing if the run was continued with other code."""
 
 AVERAGED = "averaged"  # additional reading of runs with ``average_last``
-BY_CLASS = "acc_by_class"  # the only list among a row's metrics
+BY_CLASS = "acc_by_class"  # the only list of a row that readings have, too
 READING = {"best": "best", "last": "final", "last_k_mean": "last_k_mean", "averaged": AVERAGED}  # values of ``report``
 FACTS = ("partition_hash", "data_sha256", "labelled_histogram")
 CLOCK = ("timing", "environment")  # what may differ between equal runs
@@ -146,7 +146,7 @@ class _RunRecord(_Part):
     def _whole(self) -> Self:
         needed: list[str] = []
         if self.status == "complete":
-            needed = [*READINGS, *FACTS, *([AVERAGED] if self.config.average_last else [])]
+            needed = [*READINGS, "partition_hash", "data_sha256", *([AVERAGED] if self.config.average_last else [])]
         elif self.status == "failed":
             needed = ["error"]
         if empty := [name for name in needed if getattr(self, name) in (None, "")]:
@@ -157,8 +157,8 @@ class _RunRecord(_Part):
 def readings(rows: Sequence[Row], last_k: int) -> dict[str, dict[str, Any]]:
     """Compute ``final``, ``best`` (earliest round of highest ``acc`` after the warm-up) and ``last_k_mean``.
 
-    The metrics are a row's float entries and ``acc_by_class``. ``last_k_mean`` averages the rows among the last
-    ``last_k`` rounds, each metric over the rows that have it.
+    Where every round is warm-up, ``best`` is one of these. The metrics are a row's float entries and ``acc_by_class``.
+    ``last_k_mean`` averages the rows among the last ``last_k`` rounds, each metric over the rows that have it.
     """
     final = rows[-1]
     after_warmup = [row for row in rows if not row.get("warmup")] or rows
@@ -240,7 +240,7 @@ def validate(record: Mapping[str, Any], where: str) -> None:
     """Check that a record is valid.
 
     Raises:
-        RunError: names everything that is missing or wrong.
+        RunError: names what is missing or wrong, five entries at most.
     """
     try:
         _RunRecord.model_validate(record)
@@ -261,7 +261,7 @@ def digest(record: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 def without_clock(value: Any) -> Any:
-    """Return a record or row without ``timing`` and ``environment``, which must be equal byte for byte."""
+    """Return a record or row without ``timing`` and ``environment``; the rest must be equal byte for byte."""
     if isinstance(value, dict):
         return {k: without_clock(v) if isinstance(v, NESTED) else v for k, v in value.items() if k not in CLOCK}
     if isinstance(value, list) and value and isinstance(value[0], NESTED):  # most are long, and of numbers

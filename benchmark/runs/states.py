@@ -14,7 +14,7 @@ from benchmark.runs.records import Record, read_record
 from datamodules.common.errors import BenchError, RunError
 
 Digests = dict[str, Mapping[str, str]]
-"""SHA-256 of files by name, of each data set that was looked at."""
+"""SHA-256 of files by name, of each file or data set that was looked at."""
 
 CHECKPOINT = "checkpoint.pt"
 CHECKPOINTS = (CHECKPOINT, f"{CHECKPOINT}.previous")  # files to resume from
@@ -37,7 +37,7 @@ class RunState(NamedTuple):
 
 
 def look(path: Path) -> RunState:
-    """Return a run's state and, if it is complete, its record, reading it only once."""
+    """Return a run's state and, if it is complete, its record."""
     has_record = (path / "record.json").exists()
     try:
         if has_record and (record := read_record(path))["status"] == "complete":

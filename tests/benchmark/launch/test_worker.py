@@ -13,11 +13,13 @@ from benchmark.launch import run
 from benchmark.launch.recorder import CHECKPOINT, Recorder
 from benchmark.launch.run import fit
 from benchmark.launch.worker import data_provenance
+from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked, run_lock
 from benchmark.runs.records import read_record
 from benchmark.runs.states import state
 from datamodules.common.errors import RunError, Stopped
 from datamodules.digits import Digits
+from run_folders import RUN, row
 from runs import MIXED, ROUNDS, SHORT, assert_same_run, configuration, interrupted, planted
 
 
@@ -122,10 +124,17 @@ def test_a_warm_up_that_never_ends_is_said(tmp_path, capsys):
     assert "ALL 1 rounds lie within the warm-up of 501" in capsys.readouterr().err
 
 
-def test_a_record_counts_images_but_not_those_of_very_many_clients():
-    """What is held out is what is tested on."""
+def test_a_record_counts_images_but_not_those_of_very_many_clients(tmp_path):
+    """What is held out is what is tested on. A run of very many clients completes all the same."""
     data = Digits(num_clients=8, labelled_clients=3, beta=0.5, labelled_pick="index0", balanced_holdout=50)
     data.setup()
     told = data_provenance(data, most_listed=8)
     assert len(told["class_counts"]["unlabelled"]) == 8 and told["test_images"] == 50
-    assert not {"class_counts", "labelled_histogram"} & data_provenance(data, most_listed=7).keys()
+    facts = data_provenance(data, most_listed=7)
+    assert not {"class_counts", "labelled_histogram"} & facts.keys()
+    folder = RunFolder(tmp_path)
+    folder.open(RUN, facts)
+    for number in range(RUN.config.rounds):
+        folder.append(row(number))
+    folder.finish()
+    assert read_record(tmp_path)["status"] == "complete"
