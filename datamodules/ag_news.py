@@ -24,8 +24,9 @@ BACK_TRANSLATION = "ag_news_back_translation.npz"
 TEST_DIGEST = "13f335964e1d1061da023de993c5aae9517f09ca9fe515cc0ab412e97d900c0d"
 """``digest`` of the sorted keys of the test texts."""
 REMEDY = (
-    "Unpack the original release (train.csv and test.csv; class index, title, description) into a folder ag_news_csv, "
-    "or write ag_news.npz with train_texts, train_labels (0 to 3), test_texts, test_labels and class_names"
+    "Unpack the original release (train.csv and test.csv; class index, title, description) into a folder ag_news_csv "
+    "without an ag_news.npz beside it, or write ag_news.npz with train_texts, train_labels (0 to 3), test_texts, "
+    "test_labels and class_names"
 )
 
 Labels = NDArray[np.int64]
@@ -37,10 +38,10 @@ class AGNews(FSSLDataModule):
 
     Two pipelines: with ``feature_versions`` ((FL)2, NeurIPS 2024) ``weak`` and ``test`` views are the text itself, and
     ``strong`` is one of two distorted copies, drawn at every access. With ``feature_copies`` weak views are drawn as
-    well: the text or one of two copies with a tenth of their words changed (``text.distorted``), and strong ones have
-    three tenths changed; features are standardised like images, each with its mean and deviation over the training
-    texts. Features are computed once and cached in the data directory. A run's record says what was used (``encoder``,
-    ``strong``, texts per class). Options for images (``flip``, ``side``, ``mean``, ...) have no effect.
+    well: the text or one of two copies with a tenth of their words changed (``text.distorted``), and strong ones of
+    ``words`` have three tenths changed; features are standardised like images, each with its mean and deviation over
+    the training texts. Features are computed once and cached in the data directory. A run's record says what was used
+    (``encoder``, ``strong``, texts per class). Options for images (``flip``, ``side``, ``mean``, ...) have no effect.
 
     Args:
         encoder: ``bert`` (the paper's) or ``minilm``; see ``text.load``.
@@ -53,6 +54,7 @@ class AGNews(FSSLDataModule):
         **base: see ``FSSLDataModule``.
 
     Raises:
+        ConfigError: ``texts=listed`` without ``strong=words``.
         DataError: texts, translations or encoder are not available (in ``read`` and ``setup``).
     """
 

@@ -39,7 +39,7 @@ class FSSLDataModule(L.LightningDataModule):
     """Base of all data sets. A subclass gives class attributes and ``read``; the rest is here.
 
     Where ``measured`` is true, ``num_classes``, ``image_size``, ``mean``, ``std`` and ``views`` are known once the
-    data have been read: they are those of the training images, and go into the record.
+    data have been read; the record has what was measured on the training images.
 
     Args:
         data_dir: where data sets are looked for, cached and downloaded to.
@@ -57,9 +57,9 @@ class FSSLDataModule(L.LightningDataModule):
         beta: concentration of the Dirichlet distribution.
         partition_seed: seed of NumPy's legacy generator that draws the partition; ``None``: the seed of the run.
         partition_stream: a name that is mixed into that seed, so that settings with other names have other partitions
-            at equal seeds; by default the settings of equally large data sets share theirs.
+            at equal seeds.
         split_seed: seed of a generator of its own for each draw that spreads a pool over clients (SAGE, ProxyFL).
-        min_size: a Dirichlet draw whose smallest client has fewer images is repeated.
+        min_size: smallest client of ``dirichlet``; with a smaller one ``per_class`` draws again, ``per_client`` fails.
         split_classes: classes that the Dirichlet draw spreads; images of later ones go to nobody. Default: all.
         shuffle: shuffle the classes before the Dirichlet cuts and the clients' images after them (FedDB, (FL)2: no).
         labelled_pick: which client becomes labelled client 0 (see ``split.pick_labelled``).
@@ -202,6 +202,7 @@ class FSSLDataModule(L.LightningDataModule):
         A complete run of other files is not taken for this one.
 
         Raises:
+            DataError: one is missing.
             OSError: one cannot be read.
         """
         return {}
@@ -305,12 +306,12 @@ class FSSLDataModule(L.LightningDataModule):
 
     def take(self, view: str, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Views ``[B, C, H, W]`` (or feature vectors ``[B, d]``) of the training images at ``index``, cut freshly."""
+        self._require_setup()
         if view not in self.views:
             raise ConfigError(
                 f"the pipeline {self.hparams.pipeline!r} has no view {view!r}, only {', '.join(self.views)}; "
                 "choose another data.pipeline"
             )
-        self._require_setup()
         geometry = self.views[view].geometry
         if geometry not in self._prepared:
             self._prepared[geometry] = geometry.prepare(self.train_images)
@@ -318,7 +319,7 @@ class FSSLDataModule(L.LightningDataModule):
         return self._as_input(self.views[view](self._prepared[geometry], index, generator))
 
     def test_blocks(self, size: int) -> Iterator[tuple[int, Callable[[], Tensor]]]:
-        """Numbered blocks of ``size`` test images in order; ``block()`` gives the views ``[size, C, H, W]``."""
+        """Test images in order, in numbered blocks of up to ``size``; ``block()`` gives the views ``[B, C, H, W]``."""
         view, prepared = self._test_view(), self._test_prepared
 
         def block(index: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ _MASKS = re.compile(r"images?|imgs?|masks?|labels?|annotations?|segmentations?|g
 
 
 class Folder(FSSLDataModule):
-    """PNG or JPEG files; classes, side, channels, mean and deviation come from the training images.
+    """PNG or JPEG files; classes, side, mean and deviation come from the training images.
 
     Classes are numbered in the order of their names; images are in the order of their paths, with those in folders
     inside a class's, also behind links. Names of the parts may be written otherwise (``Training``, ``seg_test``, see
@@ -103,7 +103,7 @@ class Picture(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """The images of a folder: for training, for testing (none if the folder is not split), and what was not read."""
+    """The images of a folder: for training, for testing (none without a folder ``test``), and what was not read."""
 
     train: list[Picture]
     test: list[Picture]
@@ -256,7 +256,7 @@ def _images(place: Path, least: int = 1) -> list[Path]:
     files = sources.files_below(place)
     found = [file for file in files if file.suffix.lower() in SUFFIXES and file.exists()]  # no broken link
     if len(found) < least:
-        counts = Counter(file.suffix.lower() for file in files)
+        counts = Counter(file.suffix.lower() or "without a suffix" for file in files)
         only = f", only {', '.join(f'{count} {suffix}' for suffix, count in counts.items())}" if counts else ""
         raise DataError(f"{place} has no images ({', '.join(SUFFIXES)}){only}; add some, or remove the folder")
     return found
@@ -278,7 +278,7 @@ def _decoded(root: Path, pictures: Listing, side: int | None, test_fraction: flo
     width, height = size
     channels = 1 if all_grey else 3
     needed = sum(map(len, parts)) * height * width * channels
-    check_memory(f"{root}, data.side={side}" if side else str(root), needed, available_bytes())
+    check_memory(f"{root} at side {side}" if side else str(root), needed, available_bytes())
     images = [sources.decoded([picture.file for picture in part], height, width, channels) for part in parts]
     names = _classes(pictures.train)
     numbers = {name: number for number, name in enumerate(names)} | {None: HIDDEN}

@@ -27,8 +27,8 @@ class ISIC2018(FSSLDataModule):
     def read(self) -> Arrays:
         """Read ``<data_dir>/isic2018``: HAM10000_metadata, with or without .csv, and .jpg files in any subfolders.
 
-        Training images become squares (Pillow, bilinear) of the side that windows are cut from, test images of the
-        network's; they are cached in ``<data_dir>/isic2018-<side>-<side>.npz``.
+        Training images become squares (Pillow, bilinear) of side ``zoom``, test images of the network's; they are
+        cached in ``<data_dir>/isic2018-<side>-<side>.npz``.
         """
         sides = (self.hparams.zoom or self._zoom(), self.image_size)
         return load(

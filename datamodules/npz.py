@@ -18,14 +18,14 @@ UNLABELLED = ("unlabelled_images", "unlabeled_images")
 
 
 class Npz(FSSLDataModule):
-    """Arrays of one file; classes, side, channels, mean and deviation come from the training images.
+    """Arrays of one file; classes, side, mean and deviation come from the training images.
 
     Args:
-        file: .npz file with ``train_images`` (uint8 [N, H, W] or [N, H, W, 1 or 3]), ``train_labels`` (integers [N] or
-            [N, 1], 0 to C - 1, or -1 without a label), and optionally ``test_images``, ``test_labels``, ``class_names``
-            (str [C]; default: their numbers), ``unlabelled_images``, and ``client_ids`` [N] of the training images,
-            perhaps also of the unlabelled ones behind them; a relative path is looked up in the data directory, then in
-            the current folder.
+        file: .npz file with ``train_images`` (uint8 [N, H, W] or [N, H, W, 1 or 3], or vectors float32 [N, versions,
+            d]), ``train_labels`` (integers [N] or [N, 1], 0 to C - 1, or -1 without a label), and optionally
+            ``test_images``, ``test_labels``, ``class_names`` (str [C]; default: their numbers), ``unlabelled_images``,
+            and ``client_ids`` [N] of the training images, perhaps also of the unlabelled ones behind them; a relative
+            path is looked up in the data directory, then in the current folder.
         test_fraction: share of each class's images that becomes the test set, the same in every run, if the file has no
             test images.
         clients_in: ``client_ids``: clients are those that this array names.

@@ -4,8 +4,8 @@ A method is an ordinary ``LightningModule``. Its registered tensors are its stat
 them lives. While a client trains, the module *is* that client; while the server works, it *is* the server. The
 framework moves the tensors, counts the bytes, stores and resumes them.
 
-A client's visit is a fit: the hooks of Lightning's ``Trainer.fit`` are called in its order, and a plain ``Trainer``
-over the same batches takes the same steps.
+A client's visit is a fit: Lightning's training hooks are called in the order of ``Trainer.fit``, and a plain
+``Trainer`` over the same batches takes the same steps.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -88,7 +88,8 @@ class FedMethod(L.LightningModule):
     """
 
     eval_batch: int = 256
-    """Test images per forward pass; it matters only where evaluation uses batch statistics."""
+    """Test images per forward pass; it matters where evaluation uses batch statistics, and to ``FixMatch``, which draws
+    the views that it labels in blocks of as many."""
 
     model: Backbone
 
@@ -341,7 +342,8 @@ class FedMethod(L.LightningModule):
     def server_step(self, server: Site) -> None:
         """What the server trains on its own labels, through ``server.fit``.
 
-        Called after every aggregation and once before the first round (``server.visit.before_first_round``).
+        Called once before the first round (``server.visit.before_first_round``), then in every round, after the
+        aggregation if there are uploads.
         """
 
     def is_warmup(self, round: int) -> bool:
@@ -397,8 +399,8 @@ class FedMethod(L.LightningModule):
     def tally(self, name: str, value: Tensor, weight: float = 1.0) -> None:
         """Add ``value`` (any shape, on any device) to the visit's sums; ``tallied`` gives the mean so far.
 
-        Its mean over the round becomes the column ``name`` of the record, or ``logged/<name>`` where that name is the
-        framework's (``acc``, ``round``, ...).
+        The mean over the round of a number or a vector becomes the column ``name`` of the record, or
+        ``logged/<name>`` where that name is the framework's (``acc``, ``round``, ...).
         """
         if (tally := self._engine.tally) is not None:
             tally.add(column_of(name, self.automatic_optimization), value.to(self.device), weight)

@@ -83,7 +83,7 @@ class CBAFed(LabelledShare, LabelledClients):
         self.register_buffer("counts", torch.zeros(num_classes))
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
-        """Labelled clients during warm-up, then everybody.
+        """All labelled clients during warm-up, then the round's participants.
 
         Raises:
             ConfigError: no client holds labels.

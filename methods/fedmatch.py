@@ -131,6 +131,7 @@ class FedMatch(LabelsAtServer, ServerMomentum):
         super().__init__(model, **base)
         self.automatic_optimization = False
         self.require_thresholds("threshold")
+        self.require("from 1", helper_every=self.hparams.helper_every >= 1)
         self.psi_names = [n for n, _ in model.named_parameters() if n.endswith(".parametrizations.weight.0.psi")]
         size = sum(psi.numel() for psi in self.psi().values())
         slots = self.hparams.helpers if self.psi_names else 0

@@ -56,6 +56,7 @@ OPTIONS = {
     "--method.lr .inf": "--method.lr .inf: expected float",
     "--method.lr 0.01,fast": "--method.lr fast: expected float",
     "--method.lr 0.01,-1": "error: FedAvg: lr=-1.0 is out of range: from 0",
+    "--method.res_skip 0": "error: FedAvg: res_skip=0 is out of range: from 1",
     "--method.lrr 0.1,0.2 --data.beta 1,2": "unknown method argument 'lrr'; did you mean 'lr'?",
     "--data.labelled_histogram [1,x]": "--data.labelled_histogram [1,x]: expected list[int] or null",
     "--roster.participants 2,99": "error: roster: 99 participants ",
@@ -127,6 +128,7 @@ HOOKS: dict[str, Members] = {
         "training_step": lambda self, batch, number: {"los": torch.zeros(())}
     },
     "'personnal'": {"optimizer_scopes": lambda self: ["personnal"]},
+    "gives 2 scopes; give one for each of 1": {"optimizer_scopes": lambda self: ["personal", "local"]},
     "there is no client 77": {"select_clients": lambda self, round, roster: [[0, 77]]},
     "'teacher'": {"broadcast": lambda self, server, visit: {**server, "teacher": torch.zeros(1)}},
     "the value has [1]": {"broadcast": lambda self, server, visit: {**server, WEIGHT: torch.zeros(1)}},

@@ -1,6 +1,6 @@
 """Admission of a leaderboard's settings: a setting is ranked only if its bounds and its premise hold (RULES.md).
 
-It runs only bounds, with separate seeds and the rates of their papers. Methods are not considered.
+It runs only reference, bound and central rows, on separate seeds and untuned. Methods are not considered.
 """
 
 from collections.abc import Mapping, Sequence

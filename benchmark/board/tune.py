@@ -143,7 +143,8 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     Raises:
         ConfigError: the suite is part of an installed package, or a complete trial was made by other code of its method
             (``is_done``); or see ``trial_of``.
-        RunError: a trial failed for a reason other than its rate; there is no choice for its row, but for all others.
+        RunError: a trial failed for a reason other than its rate, or did not end; there is no choice for its row, but
+            for all others.
     """
     suite.check_writable("choices", "tune")
     remaining = [row for row in rows if not suite.spec.tables[row.table].untuned]
@@ -286,8 +287,8 @@ def retraced(suite: Suite, scale: str, row: Row) -> tuple[dict[str, Any] | None,
     """Return ``tune``'s choice for a row from what is kept of its trials, without running or writing anything.
 
     Returns:
-        The choice, ``None`` if a run is missing; what is missing; and the number of configurations tried, including
-        those outside the rule.
+        The choice, ``None`` if a run is missing; what is missing; and the number of configurations, tried or missing,
+        including those outside the rule.
     """
     kept = all_kept(suite, scale, [row])[row.full_name]
     scored, missing = trials_of(suite, scale, row, Runtime(), kept)

@@ -118,7 +118,7 @@ def copied(value: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are the same data, bit for bit; a NaN in a tensor equals a NaN, generators never are equal."""
+    """Whether two values are exactly equal data; a NaN in a tensor equals a NaN, generators never are equal."""
     (leaves, form), (others, other_form) = tree_flatten(one), tree_flatten(other)
     return form == other_form and all(map(_same, leaves, others))
 

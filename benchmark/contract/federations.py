@@ -224,7 +224,7 @@ class Subject:
     def federation(self, data: FSSLDataModule | None = None, **args: Any) -> Federation:
         """Three short rounds from half-trained weights, where the last two global models are averaged.
 
-        Class attributes, globals and what ``functools.cache`` keeps are as in a new process.
+        Class attributes and globals are as when this subject was made, and caches that have grown are empty.
         """
         restore(self.untouched, self.common)
         given = {"rounds": ROUNDS, "average_last": 2, **brief(self.cls), **args}

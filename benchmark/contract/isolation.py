@@ -267,7 +267,7 @@ def check_hooks_keep_to_what_is_theirs(subject: Subject) -> None:
 
 
 def watch_hooks(method: FedMethod, watch: Callable[[str], ContextDecorator]) -> None:
-    """From now on every hook of the method runs inside ``watch(name)``; a hook called by a hook has its own."""
+    """From now on every hook that the method overrides runs inside ``watch(name)``, also where a hook calls it."""
     for name, usual in inspect.getmembers(FedMethod, inspect.isfunction):
         if not name.startswith("_") and getattr(type(method), name) is not usual:
             object.__setattr__(method, name, watch(name)(getattr(method, name)))
@@ -298,7 +298,7 @@ def global_states(hook: str) -> dict[str, object]:
 
 
 class WatchedDevices(TorchFunctionMode):
-    """Notes, in ``strays``, the calls that would make or leave a tensor on the CPU while the method is on a GPU."""
+    """Notes, in ``strays``, calls that on a GPU would make a tensor on the CPU, move one there, or copy numbers."""
 
     def __init__(self, strays: set[str]) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ from methods.base import FedMethod, Scope, Visit
 from methods.parts.aggregation import num_bytes
 
 PSEUDO = ("pseudo/selected", "pseudo/certain")
-"""Columns that count the pseudo-labels a method uses."""
+"""Columns with the share of pseudo-labels that a method uses."""
 NEAR = {"32-true": 0.03, "bf16-mixed": 0.5}
 """How far a model in a precision may end from the more exact one, relative to how far that one moved.
 
@@ -42,20 +42,20 @@ Rounding alone accounts for at most 0.0003 in float32. On some processors a pseu
 which accounts for about 0.01. In bfloat16 more of them flip, which accounts for up to 0.1.
 """
 FALL = 0.97
-"""The test loss must fall below this share of its initial value within three rounds."""
+"""Within three rounds the test loss must fall to at most this share of that before the first round."""
 SCOPES: tuple[Scope, ...] = ("shared", "personal", "local", "server")
 ELSEWHERE = 5  # how far from its own place in the visit a step is recorded, in steps and epochs
 
 
 def check_a_run_learns(subject: Subject) -> None:
-    """In three rounds from half-trained weights, the test loss falls on the way."""
+    """Within three rounds the test loss falls below that before the first round."""
     start, *losses = (loss_of_tests(subject.resumed(rounds)) for rounds in range(ROUNDS + 1))
     assert any(abs(loss - start) > 1e-6 * start for loss in losses), (
         "the model does not change; does each step reach an optimiser (in manual optimisation, training_step calls "
         "optimizer.step() itself), and does aggregate load what clients upload?"
     )
     assert min(losses) <= FALL * start, (
-        f"it does not learn: from half-trained weights with a cross-entropy of {start:.4f} on the test set it comes to "
+        f"it does not learn: the cross-entropy on the test set is {start:.4f} before the first round, and after each "
         f"{', '.join(f'{loss:.4f}' for loss in losses)}. If its rates suit larger networks only, name others in "
         "`contract_args`"
     )
@@ -90,7 +90,7 @@ def check_pseudo_labels_flow(subject: Subject) -> None:
 
 
 def check_resume_is_exact(subject: Subject) -> None:
-    """A round that continues from a checkpoint of the round before, through a file, comes to the same bits."""
+    """A round that continues from the bytes of a checkpoint of the round before comes to the same bits."""
     for stop in (1, 2):
         if notes := subject.differences(subject.resumed(stop), stop + 1):
             require_equal(
@@ -229,7 +229,7 @@ def check_replayed_steps_equal_the_reference(subject: Subject) -> None:
     )
     replay = federation.engine.seats[0].replay
     if replay and replay.repeatable:  # else its optimisers cannot be recorded
-        assert replay.taken["replayed"], "no step is replayed, because no two batches of a client have the same shapes"
+        assert replay.taken["replayed"], "no step is replayed: no three have batches of equal shapes and equal settings"
 
 
 def recorded_elsewhere(record: Callable[..., RecordedStep]) -> Callable[..., RecordedStep]:

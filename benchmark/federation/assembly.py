@@ -59,7 +59,7 @@ def make_method(run: Run, data: FSSLDataModule, num_clients: int, num_images: in
     if static_norms(method) and type(method).refresh_norm is FedMethod.refresh_norm:
         raise ConfigError(
             f"{type(method).__name__} measures no statistics for static norms, so {config.model} would normalise test "
-            "images by each other; choose --model_args.norm group, running or batch"
+            "images by each other; choose --model_args.norm group, running or, if that is wanted, batch"
         )
     needed_views = {view for stream in method.views.values() for view in stream.values()}
     if missing := sorted(needed_views - set(data.views)):
@@ -108,7 +108,8 @@ def assemble(
     """The federation of a run from what ``make`` returned, with clients' states in ``store``.
 
     Raises:
-        ConfigError: the roster does not fit the clients, or a client has a batch on which the network cannot train.
+        ConfigError: the roster does not fit the clients, or a client has a batch on which the network cannot train;
+            or see ``Federation``.
     """
     config = run.config
     roster = data.roster(config.seed, **config.roster)

@@ -1,8 +1,8 @@
 """Checkpoints that survive a kill at any moment. A save writes only what has changed.
 
-A checkpoint is a head, ``checkpoint.pt``, and one file per client in ``checkpoint.clients/`` with what it keeps. The
-head holds the rest of the state and names the clients' files; each name contains the SHA-256 of the file. A save writes
-the files of clients that have changed, then replaces the head. The previous head stays, with the files that it names.
+A checkpoint is a head, ``checkpoint.pt``, and in ``checkpoint.clients/`` a file for each part of ``PER_CLIENT`` and
+client that has tensors. The head holds the rest of the state and names these files; each name contains the SHA-256 of
+the file. A save writes the files that have changed, then replaces the head. The previous head stays, with its files.
 Then the files that neither head names are removed. Every file is written under a temporary name, fsynced and renamed.
 During a save there are three generations on disk.
 
@@ -34,7 +34,7 @@ SHARE = 0.02  # of the time, the most that is spent on saving
 
 AGAIN = (
     "the same command (without --overwrite) continues from the newest checkpoint that is intact. One that was saved "
-    "since this client's last visit shares the file, so it may be an older one, or none"
+    "since its client's last visit shares the file, so it may be an older one, or none"
 )
 
 Key = tuple[str, int]
@@ -111,14 +111,14 @@ class Checkpoint:
         self.last, self.cost = clock(), 0.0  # when a save ended, and the seconds that it took
 
     def due(self) -> bool:
-        """Whether it is time to save: the interval has passed, and the last save was no more than ``SHARE`` of it."""
+        """Whether to save now: ``every_s`` has passed, and the last save took at most ``SHARE`` of the time since."""
         wait = max(self.every_s, self.cost / SHARE) if self.every_s else 0.0
         return self.clock() >= self.last + wait
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Write what has changed since the last save; the previous checkpoint is kept as the predecessor.
 
-        What a client keeps has changed if ``state["changed"]`` names another round for it.
+        What a client keeps is written again unless ``state["changed"]`` names the same round for it.
 
         Raises:
             OSError: a file cannot be written, e.g. to a full disk; names the file. The checkpoint on disk is as before,
@@ -155,10 +155,10 @@ class Checkpoint:
         self.cost = self.last - began
 
     def load(self) -> dict[str, Any] | None:
-        """The newest intact checkpoint, or ``None`` if there is none and never was.
+        """The newest intact checkpoint, or ``None`` if there is no head.
 
-        If the head is damaged, its predecessor is loaded and takes its place, so that the damaged file cannot become
-        the predecessor. Files that belong to neither are removed.
+        If the last one is damaged, its predecessor is loaded and takes its place, so that the damaged head cannot
+        become the predecessor. Files that belong to neither are removed.
 
         Raises:
             RunError: files exist but no checkpoint is intact.

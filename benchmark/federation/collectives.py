@@ -1,6 +1,6 @@
-"""What processes tell each other: who visits whom, results, states, and sums of uploads.
+"""Which process visits whom, and what processes tell each other: results, states, and sums of uploads.
 
-Tensors travel as flat bytes; only their names and shapes are pickled.
+Tensors travel as flat bytes; all else is pickled.
 """
 
 import io
@@ -24,7 +24,7 @@ Found = TypeVar("Found")
 
 
 def all_gather(fabric: Fabric, mine: Any) -> list[Any]:
-    """The values of all processes, in rank order, with their tensors on this process's device.
+    """The values of all processes, in rank order: this one's as it is, others' with tensors on its device.
 
     Args:
         fabric: launched.
@@ -86,7 +86,7 @@ def on_first(fabric: Fabric, work: Callable[[], Found]) -> Found | None:
     """Run ``work`` in the first process alone and return its result there; the others return ``None``.
 
     Raises:
-        RunError: see ``gather_results``.
+        Exception, RunError: see ``gather_results``.
     """
     found: list[Found] = []
     gather_results(fabric, lambda: found.append(work()) if fabric.is_global_zero else None)
@@ -99,7 +99,7 @@ def wait_for_all(fabric: Fabric) -> None:
 
 
 def from_first(fabric: Fabric, mine: Found) -> Found:
-    """The first process's value, in every process, with its tensors on this process's device."""
+    """The first process's value, in every process; see ``all_gather``."""
     return all_gather(fabric, mine if fabric.is_global_zero else None)[0]
 
 
@@ -137,7 +137,7 @@ class JointMean:
 
     Args:
         fabric: launched.
-        like: the server's tensors of those names.
+        like: the server's shared tensors, for names and types.
     """
 
     def __init__(self, fabric: Fabric, like: Mapping[str, Tensor]) -> None:

@@ -36,10 +36,10 @@ DROPS = {  # by name: torchvision and timm need not be installed
 
 
 class Engine:
-    """Runs visits. One seat without replay is the reference: it defines what is right, and others give the same bits.
+    """Runs visits. One seat without replay is the reference: it defines what is right; on a CPU others give its bits.
 
     Others refuse layers that draw from torch's global generator (``require_own_draws``). A ``forward`` that draws from
-    it without such a layer is not noticed.
+    it without such a layer is noticed only where steps are recorded on the CPU.
 
     Args:
         method: the live module, which is also the first seat.
@@ -74,7 +74,7 @@ class Engine:
     def counts(self) -> dict[str, int]:
         """The number of ``slots``, and of client steps here that were ``captured``, ``replayed`` or taken ``eager``.
 
-        Empty without replay.
+        Empty without replay. Steps of optimisers that cannot be recorded are not counted.
         """
         replays = [seat.replay for seat in self.seats if seat.replay is not None]
         steps = {way: sum(replay.taken[way] for replay in replays) for way in ("captured", "replayed", "eager")}
@@ -184,7 +184,7 @@ class Engine:
     def run_server(
         self, round: int, states: OptimizerStates | None, before: bool
     ) -> tuple[VisitResult, OptimizerStates]:
-        """Run ``server_step``, after an aggregation or ``before`` the first round.
+        """Run ``server_step``, at the end of a round or ``before`` the first.
 
         Args:
             round: its number.
@@ -212,10 +212,10 @@ class Engine:
 
 
 class Seat:
-    """A copy of the method whose tensors stay at the same place: the state of each client is copied into them.
+    """The method or a copy of it, whose tensors stay at the same place: each client's state is copied into them.
 
     Args:
-        method: the copy; during a visit it is that client.
+        method: the method or the copy; during a visit it is that client.
         context: what all visits have in common.
         initial: the method's tensors at the beginning of the run, by name.
         own_stream: whether it works in a stream of its own on a GPU.
@@ -296,9 +296,8 @@ class Seat:
         culprit = not_finite(result)
         if culprit and (self.site.visit.at_server or not self.context.skips):
             raise RunError(
-                f"{culprit} {NOT_FINITE}. The last checkpoint is intact; lower the learning rate, take masked_mean of "
-                "methods.parts.tensors for a mean over a mask that may be empty, or try --precision 32-true if this "
-                "was mixed precision"
+                f"{culprit} {NOT_FINITE}; lower the learning rate, take masked_mean of methods.parts.tensors for a "
+                "mean over a mask that may be empty, or try --precision 32-true if this was mixed precision"
             )
         return result._replace(counts=not culprit)
 
@@ -320,8 +319,8 @@ class Seat:
         for name in self.frozen:
             if not torch.equal(registered[name], self.initial[name]):
                 raise RunError(
-                    f"{name!r} was changed, but counts as frozen, which is not sent: it came without a gradient, or in "
-                    "evaluation mode. Give it another scope in `scopes`"
+                    f"{name!r} was changed, but counts as frozen, which is not sent: `scopes` says so, or it came "
+                    "without a gradient, or in evaluation mode. Give it another scope in `scopes`"
                 )
         self.site._require_own()
 

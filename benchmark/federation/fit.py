@@ -66,8 +66,8 @@ class RunContext:
 class Fit:
     """One fit of the method as it stands, which meets it as ``self.trainer``: as much of Lightning's as a visit has.
 
-    It is its own strategy and precision plugin. ``steps`` counts calls of ``training_step``; ``global_step``
-    counts optimiser steps, as Lightning does.
+    It is its own strategy and precision plugin. ``steps`` counts batches trained on; ``global_step`` counts optimiser
+    steps, as Lightning does.
 
     Args:
         method: trained in place.
@@ -152,8 +152,8 @@ class Fit:
             what ``training_step`` returned, with the loss detached.
 
         Raises:
-            RunError: with automatic optimisation there is not exactly one optimiser, or something else than a loss or
-                ``None`` was returned.
+            RunError: with automatic optimisation there is not exactly one optimiser, or ``hooks.step_outputs`` refuses
+                what was returned.
         """
         method, outputs = self.method, dict[str, Any]()
 
@@ -240,7 +240,7 @@ def kept_states(method: FedMethod, optimizers: Sequence[Optimizer]) -> Optimizer
     """Copies of the state that ``optimizer_scopes`` keeps for the client's next visit or, if shared, for anyone's.
 
     Raises:
-        RunError: ``optimizer_scopes`` does not fit the optimisers.
+        RunError: ``optimizer_scopes`` gives scopes that cannot be combined, or neither one nor one for each optimiser.
     """
     scopes = list(method.optimizer_scopes())
     kinds = set(scopes)
@@ -252,6 +252,8 @@ def kept_states(method: FedMethod, optimizers: Sequence[Optimizer]) -> Optimizer
     if kinds == {"local"}:
         return []
     scopes = scopes * len(optimizers) if len(scopes) == 1 else scopes
+    if len(scopes) != len(optimizers):
+        raise RunError(f"optimizer_scopes gives {len(scopes)} scopes; give one for each of {len(optimizers)} optimisers")
     return [
         [{} if scope == "local" else copied(optimizer.state.get(p, {})) for p in parameters_of(optimizer)]
         for scope, optimizer in zip(scopes, optimizers, strict=True)

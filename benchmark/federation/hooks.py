@@ -19,12 +19,12 @@ ALIKE = 0.88  # how similar a name must be to a hook's to count as a misspelling
 
 
 def check_declarations(method: FedMethod) -> None:
-    """Check a method's ``scopes``, ``views`` and ``uploads_needed``, and its functions' names.
+    """Check a method's ``scopes``, ``views`` and ``uploads_needed``, and the names in its class and of its parts.
 
     Raises:
-        ConfigError: the base class is not initialised, a scope or stream does not exist, no registered tensor has a
-            prefix of ``scopes``, or a function of the class is named almost like a hook, or ``on_...`` like no hook.
-            The message suggests the nearest name.
+        ConfigError: the base class is not initialised; a scope, a stream or ``uploads_needed`` is unknown; no
+            registered tensor has a prefix of ``scopes``; a part has a name of ``FedMethod``; or a name in the class is
+            almost that of a hook, or ``on_...`` and that of none. The message suggests a similar name, if there is one.
     """
     name = type(method).__name__
     if not hasattr(method, "_engine"):
@@ -38,14 +38,14 @@ def check_declarations(method: FedMethod) -> None:
         _require_known(f"{name}.views has a stream", stream, ("labelled", "unlabelled"))
     for part in method._modules:
         if hasattr(FedMethod, part):
-            raise ConfigError(f"{name}.{part} is the framework's own; give the network another name")
+            raise ConfigError(f"{name}.{part} is the framework's own; give the part another name")
     _check_hooks(type(method), name)
     _require_known(f"{name}.uploads_needed is", method.uploads_needed, ("mean", "each"))
 
 
 def uploads_needed(cls: type) -> str:
     """What a method's server needs of the uploads' tensors (``FedMethod.uploads_needed``): ``each`` if the class or a
-    base says so or, without saying anything, overrides a hook that gets them.
+    base says so or, without saying anything, overrides ``aggregate`` or ``remember``.
     """
 
     def needed(base: type) -> str:
@@ -59,7 +59,7 @@ def cohorts(returned: Any, num_clients: int) -> list[list[int]]:
     """The cohorts that ``select_clients`` returned.
 
     Raises:
-        RunError: a client does not exist.
+        RunError: it is no list of cohorts, or a client does not exist.
     """
     selected = list(returned) if isinstance(returned, Iterable) else [returned]
     if not all(isinstance(cohort, Iterable) for cohort in selected):
@@ -77,7 +77,7 @@ def step_outputs(returned: Any, automatic: bool) -> dict[str, Any]:
         automatic: whether the framework takes the step, for which it needs a scalar loss (or ``None``: no step).
 
     Raises:
-        RunError: it is something else.
+        RunError: with ``automatic``, it is something else, or a loss that depends on no trained parameter.
     """
     if returned is None:
         return {}
@@ -89,7 +89,7 @@ def step_outputs(returned: Any, automatic: bool) -> dict[str, Any]:
             f"training_step returned {kind}; with automatic optimisation it returns a scalar loss, a "
             "dict with a scalar 'loss', or None"
         )
-    if automatic and loss is not None and not loss.requires_grad:
+    if automatic and not loss.requires_grad:
         raise RunError("training_step returned a loss that depends on no trained parameter; return None for no step")
     return outputs
 
@@ -112,10 +112,11 @@ def upload(returned: Upload | None, shared: Mapping[str, Tensor]) -> Upload | No
 
     Args:
         returned: what it returned.
-        shared: the server's tensors that clients upload.
+        shared: tensors with the names and shapes of those that clients upload.
 
     Raises:
-        RunError: its tensors are not exactly the shared ones, in name and shape, or its weight is negative.
+        RunError: it is no ``Upload``, its tensors are not exactly the shared ones, in name and shape, a statistic
+            is no tensor, or its weight is negative.
     """
     if returned is None:
         return None
@@ -141,7 +142,7 @@ def remembered(memory: Any, num_clients: int) -> dict[int, dict[str, Tensor]]:
     """What ``remember`` returned, in tensors of its own.
 
     Raises:
-        RunError: a key is not a client id.
+        RunError: it is no mapping, a key is no client id, or what is kept of a client is no tensor.
     """
     if not isinstance(memory, Mapping):
         raise RunError(

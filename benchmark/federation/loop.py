@@ -59,6 +59,9 @@ class Federation:
         sums: how uploads are averaged: in client-id order, all of them in every process (``ordered``), or in that order
             in the processes where they were made, whose sums are then added up (``by_rank``). Methods that need each
             client's tensors (``uploads_needed``) always use ``ordered``.
+
+    Raises:
+        ConfigError: see ``hooks.check_declarations`` and ``Engine``.
     """
 
     def __init__(
@@ -113,6 +116,9 @@ class Federation:
         """Run the remaining rounds, then evaluate the averaged model, if there is one.
 
         ``confusion`` is then that of the last round's model (``metrics.scores``).
+
+        Raises:
+            RunError: a hook fails, or numbers are not finite.
         """
         if self.round == 0:
             self.server_phase(0, first=True)

@@ -74,7 +74,8 @@ def record(
 
     Raises:
         RunError: the step reads a number back to the host, makes a shape that depends on data, or draws from another
-            generator. The step is then left half done.
+            generator (torch's global one goes unnoticed on CUDA), or the memory of a GPU is full. The step is then left
+            half done.
     """
     if device.type == "cpu":
         return listed(step, generators)
@@ -122,7 +123,7 @@ def listed(step: Callable[[], object], generators: Sequence[torch.Generator]) ->
 
 
 class WatchedMethods(TorchFunctionMode):
-    """Refuses calls of tensor methods that read data without an operation."""
+    """Refuses calls of tensor methods that read data without an operation, and of ``one_hot``."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _METHODS:
@@ -213,13 +214,10 @@ def _refuse(name: str) -> None:
 
 
 def _place() -> str:
-    """File and line of the innermost code that is neither torch's nor this module's.
-
-    There is none in the thread in which torch runs backward passes on a GPU.
-    """
+    """File and line of the innermost code that is neither torch's nor this module's."""
     torchs = f"{Path(torch.__file__).parent}{os.sep}"
     frames = [f for f in traceback.extract_stack() if f.filename != __file__ and not f.filename.startswith(torchs)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "the backward pass"
+    return f"{frames[-1].filename}:{frames[-1].lineno}"
 
 
 def _memory(tensor: Tensor) -> int:

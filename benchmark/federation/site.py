@@ -37,8 +37,8 @@ class VisitResult(NamedTuple):
         upload: what goes to the server, if anything.
         sums: what was logged.
         bytes_down: bytes that the client was sent.
-        steps: calls of ``training_step``.
-        counts: whether it is a part of the aggregate: not if it was left out (``nonfinite``).
+        steps: batches trained on.
+        counts: ``False`` if it is left out of the round (``nonfinite``).
     """
 
     upload: Upload | None
@@ -100,7 +100,7 @@ class LocalSite:
             self._held.index_fill_(0, index, True)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Random stream of this visit for ``purpose``; ``order/...`` is on the CPU: all devices draw alike."""
+        """Random stream of this visit for ``purpose``; ``order...`` is on the CPU: all devices draw alike."""
         v = self.visit
         device = "cpu" if purpose.startswith("order") else self._context.data.device
         return random_streams.generator(self._context.seed, purpose, v.round, v.client, v.repeat, device=device)

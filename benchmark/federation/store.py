@@ -19,7 +19,7 @@ class Store(MutableMapping[int, ClientState]):
 
     Args:
         limit: bytes of states that may stay in memory; the state set last always does. ``None``: no limit.
-        folder: where a folder is made for the files of the other states, and deleted at the end. Required with a limit.
+        folder: where files of the other states get a folder, deleted at the end; default: the system's temporary one.
     """
 
     def __init__(self, limit: int | None = None, folder: Path | None = None) -> None:

@@ -1,1 +1,1 @@
-"""Performance measurements, as ratios within one run: ``make perf``."""
+"""Measurements of speed and memory: ``make perf``."""

@@ -1,6 +1,7 @@
 """Measure the speed of this machine: ``python -m benchmark.perf growth:fedavg``.
 
-With a GPU, ``python -m benchmark.perf gpu --write FILE`` checks it and times it (``make perf-gpu``).
+With a GPU, ``python -m benchmark.perf gpu`` checks the engines on it, and ``gpu:fedavg`` also times them
+(``make perf-gpu``).
 """
 
 import argparse

@@ -44,7 +44,7 @@ class Noise(FSSLDataModule):
         self.images, self.pixels = images, pixels
 
     def read(self) -> Arrays:
-        """Return fixed random pixels and labels; as many test images, up to 10 000."""
+        """Return fixed random pixels, and the classes in turn; as many test images, up to 10 000."""
         rng, test = np.random.RandomState(0), min(self.images, 10_000)
         pixels = rng.randint(0, 256, (self.images + test, self.pixels, self.pixels, 3), np.uint8)
         labels = np.arange(len(pixels)) % self.num_classes
@@ -103,7 +103,7 @@ class Section:
         return self
 
     def text(self) -> str:
-        """Format the table as Markdown, with machine, code and day; floats have three significant digits."""
+        """Format the table as Markdown, with machine, code, day; floats have three digits, from 100 on no decimals."""
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
         machine = f"{cpu_model()}, {cores()} cores, {gpu}, torch {torch.__version__}, code {code_version()}"
         lines = [self.headers, ["---"] * len(self.headers), *(map(_shown, row) for row in self.rows)]

@@ -22,8 +22,8 @@ GROWTH = [  # network, registered, active
     *(("small_cnn", 10_000, active) for active in (100, 1_000)),
     *((network, 100, 10) for network in ("wrn28_2", "resnet18", "wrn28_8")),
 ]
-PIXELS = 16  # side of an image where clients are many, so that a million fit into memory
-SHARE = 4  # images of such a client, one batch
+PIXELS = 16  # side of an image, so that those of a million clients fit into memory
+SHARE = 4  # images of a client, one batch
 
 
 def growth(method: str) -> Iterator[Section]:

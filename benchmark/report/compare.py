@@ -23,8 +23,8 @@ class Comparison(NamedTuple):
             code, or another machine, gives the same numbers. Nor do options and columns that one run does not have:
             other code may know and log more.
         within: whether every reading of the second run lies within its prediction interval of the first run's row;
-            the intervals jointly hold with 95 % confidence. ``None`` where fewer than three seeds of that row are at
-            hand, or the two runs are of different rows.
+            the intervals jointly hold with 95 % confidence. ``None`` where a run is not complete, fewer than three
+            seeds of that row are at hand, or the two runs are of different rows.
     """
 
     lines: list[str]

@@ -15,7 +15,7 @@ SIGNS = str.maketrans({"±": r"$\pm$", "Δ": r"$\Delta$", "×": r"$\times$", "�
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """Format CSV; numbers with four decimals, published values as printed (empty if missing).
+    """Format CSV; floats with four decimals, published values as printed (empty if missing).
 
     An apostrophe is put before texts that a spreadsheet would evaluate, such as ``=SUM(A1)``.
     """

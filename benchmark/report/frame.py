@@ -11,7 +11,7 @@ from benchmark.runs.states import Digests, state_of
 from benchmark.suites.plan import Plan, Row
 from benchmark.suites.suite import Suite
 
-BROKEN = ("failed", "damaged", "outdated")  # rows with such a seed get no verdict
+BROKEN = ("failed", "damaged", "outdated")  # the verdict on a row with such a seed is open
 LACKS = (*BROKEN, "running", "stale", "missing")  # in the order in which they are told
 
 

@@ -28,8 +28,8 @@ COSTS = {
 }
 """Columns of the table of costs: the column of a setting's lines behind each, its unit and its format."""
 LATEX_READ = (
-    "Δ: difference in accuracy, paired by seed; bold where its simultaneous interval (Bonferroni), whose half-width "
-    "stands beside it, leaves out zero."
+    "Δ: difference in accuracy, paired by seed; bold only where its simultaneous interval (Bonferroni), whose "
+    "half-width stands beside it, leaves out zero."
 )
 ACCURACY = {
     "best": ("Accuracy of the best round", "mean best accuracy"),
@@ -72,7 +72,7 @@ READ = (
     "ranks last in its seed; a row with one stands behind all rows without, and its mean and Δ are those of its "
     "other seeds. {beside}Above: seeds in which the row is above the reference. Rank: mean over the seeds of this "
     "data set, bounds left out; it describes, and nothing is tested by it. The learning rates are those of the "
-    "papers or were tuned, by one rule for every row, on held-out training images; `tuned` says which rate was "
+    "papers or were tuned, by one rule for every row, on held-out training data; `tuned` says which rate was "
     "chosen."
 )
 

@@ -183,7 +183,7 @@ def _draw_panel(axes: Axes, setting: Setting) -> None:
 def svg_text(figure: Figure) -> str:
     """Return the figure as SVG; equal figures give equal text.
 
-    Lines are rounded to hundredths of a point, which is invisible and saves at least a quarter of the file.
+    Coordinates are cut off at hundredths of a point, which is invisible and saves at least a quarter of the file.
     """
     text = io.StringIO()
     with rc_context({"svg.hashsalt": "fssl-bench"}):  # makes ids deterministic

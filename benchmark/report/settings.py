@@ -30,7 +30,7 @@ class Setting:
         scores: accuracy in percent as the suite reads it, one line per seed, one column per method label; a missing run
             is NaN, a failed one ``FAILED``.
         lines: by method label: what ``compare`` gives, ``last_k_mean`` with ``last_k_ci95`` (the reading that averages
-            the last rounds), ``rank`` (mean over the seeds that all methods have; it describes, and nothing is tested
+            the last rounds), ``rank`` (mean over the seeds that all methods have, if admitted; nothing is tested
             by it), ``rise`` (mean over the seeds of ``late_rise``), ``converged`` (not if ``rise`` is above 1 point),
             the ``resolution`` of the setting (median half-width of the simultaneous intervals, in points; NaN if it
             has none), the difference ``found80`` that a test would find with a power of 80 %, the costs to reach the
@@ -87,7 +87,7 @@ def told_apart(setting: Setting, method: str) -> bool:
     """Whether a row may be called better or worse than its reference (see ``leaderboard.READ``).
 
     The setting is admitted, the row's simultaneous interval leaves out zero, it has seeds enough, no run has failed,
-    and the lower of the two has converged. Never for bounds, which are not tested.
+    and the lower of the two has converged. Never for bounds and controls, which are not tested.
     """
     line, failed = setting.lines.loc[method], setting.lines.loc[[method, setting.reference], "failed"]
     apart = abs(line["difference"]) > line["simultaneous_ci95"]

@@ -57,7 +57,7 @@ def compare(scores: pd.DataFrame, reference: str, bounds: Collection[str] = ()) 
     Args:
         scores: one line per seed, one column per row of the table; a missing run is NaN, a failed one ``FAILED``.
         reference: the column that the others are held against.
-        bounds: columns outside the family.
+        bounds: columns outside the family: a setting's bounds and controls.
 
     Returns:
         By row, in the order of the columns: its ``summary``; over the ``pairs`` of scores that row and reference have

@@ -66,9 +66,9 @@ def render(suite: Suite, plan: Plan, published: Mapping[Any, str]) -> list["Page
     return [Page(suite, plan, published, table) for table in suite.tables]
 
 
-def write(suite: Suite, scale: str, pages: Sequence["Page"], results: Path) -> list[Path]:
-    """Write ``tables/<paper>-<scale>`` as ``.md``, ``.csv`` and ``.tex``; returns the changed files."""
-    file = results / "tables" / f"{suite.paper}-{scale}"
+def write(suite: Suite, variant: str, pages: Sequence["Page"], results: Path) -> list[Path]:
+    """Write ``tables/<paper>-<variant>`` as ``.md``, ``.csv`` and ``.tex``; returns the changed files."""
+    file = results / "tables" / f"{suite.paper}-{variant}"
     texts = {
         ".md": "\n".join([markdown(f"# {suite.title}") + "\n", *(page.markdown for page in pages)]),
         ".csv": csv_text(pd.concat([page.frame for page in pages])),
@@ -123,9 +123,10 @@ class Page:
     def frame(self) -> pd.DataFrame:
         """The cells in the long form of the CSV: a line for each row and metric.
 
-        ``status`` says what is missing (``1 of 3; failed (1)``), whether a value is published and, at the paper's
-        scale, the verdict on the printed lead. ``note`` says why it is open: too few seeds, too wide an interval,
-        failed, damaged or outdated runs of the row or of its control, or seeds other than the suite's.
+        ``status`` says what is missing (``1 of 3; failed (1)``), whether a value is published and, by the paper's
+        protocol, the verdict on the printed lead. ``note`` says why it is open: too few seeds, none in common with
+        the control, too wide an interval, failed, damaged or outdated runs of the row or of its control, or seeds
+        other than the suite's.
         """
         return pd.DataFrame(self.cells, columns=COLUMNS).astype(dict.fromkeys(NUMBERS, "float64"))
 
@@ -332,7 +333,7 @@ class Page:
 
 
 def _lacks(states: Mapping[int, str], n: int) -> str:
-    """Why seeds have no value, e.g. ``failed (1)`` or ``not run``; empty if all have one."""
+    """Why seeds have no value, e.g. ``failed (1)``; if none has one, ``not run`` or ``no value``; else empty."""
     listed = list(states.values())
     counts = [f"{state} ({listed.count(state)})" for state in LACKS if state in listed and state != "missing"]
     if counts and n < len(states):

@@ -160,5 +160,5 @@ def read_published(path: Path) -> dict[Any, str]:
                     raise ValueError(f"{row.full_name}, {name}: {text!r} is not finite, or occurs twice")
                 values[row.key(name)] = text
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{path}, line {number}: a column, or a number, is missing: {error}") from None
+            raise ConfigError(f"{path}, line {number}: a column or a number is missing or wrong: {error}") from None
     return values

@@ -41,7 +41,7 @@ class SideFile:
         """The entries of the file; none where it does not exist.
 
         Raises:
-            ConfigError: an entry is not as the command writes it.
+            ConfigError: it cannot be read, or an entry is not as the command writes it.
         """
         path = self.path(scale)
         entries = read_yaml(path) if path.exists() else {}

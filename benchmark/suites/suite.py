@@ -66,7 +66,11 @@ class Suite:
         return Table(number=number, rows=tuple(rows), **entries)
 
     def scale(self, name: str) -> ScaleSpec:
-        """The suite's entry for a scale."""
+        """The suite's entry for a scale.
+
+        Raises:
+            ConfigError: it has none of this name.
+        """
         for key, entry in self.spec.scales.items():
             if key == name:
                 return entry
@@ -246,7 +250,8 @@ class Suite:
             if (not tables or row.table in tables) and (not methods or row.method in methods):
                 chosen |= {key: plan.runs[key] for seed, key in plan.of_row[row.full_name].items() if seed in seeds}
         if not chosen:
-            raise self._nothing(plan.scale, methods)
+            named = {row.method for name in only for row in self._meant(name, plan.scale)}
+            raise self._nothing(plan.scale, methods or named)
         return sorted(chosen.values(), key=lambda run: seeds.index(run.config.seed))
 
     def _nothing(self, scale: str, methods: Collection[str]) -> ConfigError:

@@ -41,7 +41,7 @@ def check_together(options: Mapping[str, Any]) -> None:
     """Refuse options of a data module that have no effect or conflict with others.
 
     Raises:
-        ConfigError: names them, their values, and what to choose.
+        ConfigError: names them and what to choose.
     """
     scenario = options["scenario"]
     asked = [name for name in LABEL_OPTIONS if options[name] is not None]

@@ -16,7 +16,7 @@ def derive_seed(seed: int, purpose: str, *where: int) -> int:
 
     Args:
         seed: seed of the run.
-        purpose: name of the stream, e.g. ``"order"``, ``"augment"``, ``"init"``, ``"roster"``.
+        purpose: name of the stream, e.g. ``"torch"``, ``"order/labelled/1"``, ``"roster"``.
         where: integers that identify the use (round, client, visit); ``SERVER`` is the server's id.
     """
     text = ":".join([purpose, str(seed), *map(str, where)])

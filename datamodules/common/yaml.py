@@ -35,7 +35,7 @@ def read_yaml(path: Path, before: str = "") -> dict[str, Any]:
 
     Args:
         path: the file.
-        before: prefix of its path in error messages, such as ``suite``.
+        before: what stands before its path where it cannot be read, such as ``suite``.
 
     Raises:
         ConfigError: it cannot be read, or see ``load_yaml``.
@@ -48,12 +48,16 @@ def read_yaml(path: Path, before: str = "") -> dict[str, Any]:
 
 
 def read_value(text: str) -> Any:
-    """Parse one value as in a YAML file."""
+    """Parse one value as in a YAML file.
+
+    Raises:
+        ConfigError: see ``load_yaml``.
+    """
     return load_yaml(f"value: {text}", f"value '{text}'")["value"]
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc,unused-ignore]
-    """Loads scalars as in YAML 1.2 (numbers may have underscores, too), and refuses duplicate keys.
+    """Loads scalars as in YAML 1.2 (whole numbers may have underscores, too), and refuses duplicate keys.
 
     Uses PyYAML's C loader if available, which is ten times as fast.
     """
@@ -77,13 +81,13 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, rule) for tag, rule in rules if tag.rpartition(":")[2] not in ("bool", "float", "int", "timestamp")]
+    first: [(tag, rule) for tag, rule in rules if tag.rpartition(":")[2] in ("merge", "null")]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.whole_number)
-_FLOAT = r"^[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN)$"
+_FLOAT = r"^[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$"
 for _kind, _form, _starts in (
-    ("bool", "^(?:true|false|True|False)$", "tfTF"),
+    ("bool", "^(?:true|false|True|False|TRUE|FALSE)$", "tfTF"),
     ("int", r"^[-+]?\d+(?:_\d+)*$|^0o[0-7]+$|^0x[\da-fA-F]+$", "-+0123456789"),
     ("float", _FLOAT, "-+0123456789."),
 ):

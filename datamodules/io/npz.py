@@ -25,7 +25,7 @@ def read_npz(
 
     Raises:
         ConfigError: the arrays do not fit into memory; none has been read.
-        DataError: it is not an archive, or it is damaged; or an array holds Python objects.
+        DataError: it is missing, damaged or no archive, or an array holds Python objects.
     """
     try:
         with zipfile.ZipFile(file) as archive:

@@ -21,7 +21,7 @@ def located(given: str, data_dir: Folder, option: str) -> Path:
     for place in places:
         if place.exists():
             return place
-    looked = " and ".join(str(place.absolute()) for place in places)
+    looked = " and ".join(dict.fromkeys(str(place.absolute()) for place in places))
     raise DataError(f"data.{option}={given} does not exist: looked for {looked}; give an existing path")
 
 

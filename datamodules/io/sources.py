@@ -116,7 +116,7 @@ def _shape(array: NDArray[Any]) -> str:
 
 
 Reader = Callable[[Path, list[Path]], Arrays]
-"""Decodes files, given the folder that they lie in (perhaps further below) and their paths; digests are added later."""
+"""Decodes files, given the data directory, or the folder of a download, and their paths; digests are added later."""
 
 
 def load(

@@ -95,13 +95,13 @@ def validation_images(options: Options, images: int, seed: int, tested: Position
     The images at the positions ``tested`` count towards their number, but are not returned.
 
     Raises:
-        ConfigError: more images than there are, or fewer than are tested on.
+        ConfigError: as many images as there are or more, or fewer than are tested on.
     """
     count = options["validation"]
     if not count:
         return NOTHING
     if not len(tested) <= count < images:
-        beside = f", {len(tested)} of data.balanced_holdout among them" if len(tested) else ""
+        beside = f", no fewer than the {len(tested)} of data.balanced_holdout among them" if len(tested) else ""
         raise ConfigError(f"data.validation={count}: give a number below the {images} training images{beside}")
     shuffled = torch.randperm(images, generator=streams.generator(seed, "validation")).numpy()
     others = shuffled[~np.isin(shuffled, tested)]
@@ -113,7 +113,7 @@ def balanced_holdout(options: Options, labels: Positions, seed: int) -> Position
 
     Args:
         options: options of the data module.
-        labels: class of every training image, int ``[N]``.
+        labels: class of every image that has a label, int ``[N]``.
         seed: seed of the draw.
 
     Raises:
@@ -163,9 +163,9 @@ class Draw:
 
     Args:
         options: options of the data module.
-        labels: class of every training image, int64 [N].
+        labels: class of every image to be shared out, int64 [N].
         rng: legacy generator.
-        owners: client of every training image, int64 [N], if clients are given; these keep their numbers.
+        owners: client of each, int64 [N], if clients are given; these keep their numbers.
     """
 
     options: Options

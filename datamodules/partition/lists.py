@@ -26,7 +26,7 @@ class Lists(Sequence[Positions]):
 
     @classmethod
     def of(cls, parts: Sequence[ArrayLike]) -> "Lists":
-        """Copy lists of integers."""
+        """Copy lists of integers, unless they are ``Lists`` already."""
         if isinstance(parts, Lists):
             return parts
         arrays = [np.asarray(part, dtype=np.int64) for part in parts]

@@ -71,7 +71,7 @@ class Roster:
         published schedule (released code). Ids inside a subset are in the order drawn.
 
         Raises:
-            ConfigError: ``size`` above the number of clients.
+            ConfigError: ``size`` below 1 or above the number of clients.
         """
         clients = range(self.num_clients)
         if not 1 <= size <= len(clients):

@@ -148,8 +148,8 @@ def dirichlet_per_client(
     Source: the formula is FedDB's, as printed (also in Hsu et al., 2019); the following details are ours, since they
     are not published. The clients take floor(N / K) samples each, in turn; the remainder is left out. A client's
     classes are drawn from q. If a class has too few samples left, the client takes all of them and draws again among
-    the other classes. If q gives these no weight, one of them, drawn from p, gives all its samples: the limit for small
-    ``beta``.
+    the other classes. If q gives these no weight, one of them, drawn from p, gives the rest, or all that it has: the
+    limit for small ``beta``.
 
     Args:
         labels: class of every sample of the pool, int [N].

@@ -2,7 +2,7 @@
 
 A `Geometry` lays out all images of a data set once (`prepare`: enlarge or pad, 8 bits kept) and then cuts one randomly
 placed window per requested image in a single gather. A `View` is a geometry, optional transforms of the 8-bit windows,
-the normalisation, and optional transforms of the normalised batch. Everything runs on the device of the prepared images
+the normalisation, and optional transforms of the normalised batch. Everything but a resize runs on the images' device,
 and draws only from the given generator; there is no loop over images.
 
 Padding by the same amount on both sides commutes with mirroring, and a window's position is uniform, so "flip, then

@@ -83,7 +83,7 @@ class Pass:
 
     Args:
         streams: streams by name; a step gets one batch of each.
-        steps: number of steps, 1 or more; ``None``: until the shortest stream that does not cycle ends.
+        steps: most steps, 1 or more; ``None``: no limit. The shortest stream that does not cycle ends the pass, too.
 
     Raises:
         ConfigError: fewer steps than 1.

@@ -1,8 +1,8 @@
-"""RandAugment for whole batches: every image draws its own operations, and each kind of operation runs once per batch.
+"""RandAugment for whole batches: every image draws `n` operations, and each kind runs up to `n` times per batch.
 
-A `RandAugment` lists operations (`pixelops.OPS`) and how their magnitudes are drawn; those below are of the papers'
-released codes. Lengths are fractions of the side, so a pool means the same at every resolution; pixel numbers in the
-papers refer to 32 x 32.
+A `RandAugment` lists operations (`pixelops.OPS`) and how their magnitudes are drawn; those below but `AFFINE` are of
+the papers' released codes. Lengths are fractions of the side, so a pool means the same at every resolution; pixel
+numbers in the papers refer to 32 x 32.
 """
 
 from collections.abc import Callable

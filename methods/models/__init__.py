@@ -57,12 +57,12 @@ def build(
     in_features: int | None = None,
     **options: Any,
 ) -> "Backbone":
-    """Build a network with fresh weights, in channels_last memory format.
+    """Build a network, in channels_last memory format.
 
     Args:
         name: a key of ``MODELS``, or the dotted path of a class or function that returns an ``nn.Module``. Methods that
             use features need a ``Backbone``, or a module with the same attributes.
-        num_classes: number of logits; passed as the network's first argument.
+        num_classes: number of logits; passed by this name.
         in_channels: channels of the input images, passed on if the network has an argument of that name.
         image_size: side of the square input images in pixels, passed on in the same way.
         in_features: length of the feature vectors if these are the input instead of images, passed on in the same way.
@@ -70,7 +70,9 @@ def build(
 
     Raises:
         ConfigError: unknown name (suggests the closest one), a path that cannot be imported or is not a network, an
-            unknown option, an option that the network refuses, or feature vectors for a network that takes images.
+            unknown option, an option that the network refuses, feature vectors for a network that takes images, or a
+            network that does not take the number of classes.
+        DataError: the weights of ``vit_tiny`` are not available.
     """
     import torch
     from torch import nn

@@ -44,7 +44,7 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
         self._last_count: Tensor | None = None
 
     def note(self, count: Tensor) -> None:
-        """Update from ``num_batches_tracked``, or a value about to be copied into it, whether statistics exist.
+        """Update from ``num_batches_tracked``, or a value copied into it, whether statistics exist.
 
         Each tensor is read only once: all clients of a round load the same one.
         """
@@ -68,7 +68,7 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
 def static_norms(module: nn.Module) -> list[tuple[str, StaticBatchNorm2d]]:
     """List a module's static layers, each with the name of its ``num_batches_tracked`` in the state."""
     named = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, StaticBatchNorm2d)]
-    return [(f"{name}.num_batches_tracked", layer) for name, layer in named]
+    return [(f"{name}.num_batches_tracked".replace("_orig_mod.", ""), layer) for name, layer in named]
 
 
 def frozen(model: nn.Module) -> Iterator[str]:

@@ -22,7 +22,8 @@ class ViTTiny(Backbone):
             ``vit``), and for the first use a network connection or a copy of timm's cache.
 
     Raises:
-        ConfigError: a side that is not a multiple of 16, or not 224 with ``pretrained``; timm is not installed.
+        ConfigError: a side that is not a multiple of 16, or not 224 with ``pretrained``; timm is not installed; or
+            ``head_dropout`` outside [0, 1).
         DataError: the weights are not in timm's cache and cannot be downloaded.
     """
 

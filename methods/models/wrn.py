@@ -49,8 +49,8 @@ class WideResNet(Backbone):
         head_dropout: dropout probability of the features before the classifier, 0 for none.
 
     Raises:
-        ConfigError: images smaller than 8 pixels, a depth that does not give equal stages, or ``head_dropout`` outside
-            [0, 1).
+        ConfigError: images smaller than 8 pixels, a depth that does not give equal stages, an unknown norm, groups that
+            do not divide a layer's channels, or ``head_dropout`` outside [0, 1).
     """
 
     def __init__(

@@ -38,7 +38,7 @@ def weighted_mean(states: Sequence[State], weights: Sequence[float] | Tensor) ->
     """Compute the weighted mean of each tensor of the states; weights are normalised to sum to 1.
 
     Floating tensors keep their dtype. Integer tensors (batch-norm counters) become float32: they are averaged as
-    numbers and truncated when a client loads them, as in the released codes.
+    numbers and truncated when they are loaded, as in the released codes.
 
     Raises:
         RunError: no states, a different number of weights, or weights that are negative, not finite or all zero.

@@ -15,7 +15,7 @@ from methods.parts.tensors import proximal_term, smoothed_divergence, wide
 
 
 class JointSteps(FedMethod):
-    """FixMatch-like visits at clients with labels, with all choices of SAGE's released code.
+    """FixMatch-like visits at clients with labels, with the choices of SAGE's released code but for ``share_momentum``.
 
     A batch is labelled images x with labels y, and N unlabelled images in a weak and a strong view. A step minimises ::
 

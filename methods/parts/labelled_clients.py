@@ -55,6 +55,7 @@ class LabelledClients(FedMethod):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
+        self.require("from 1", res_skip=self.hparams.res_skip >= 1)
         self.reference = copy.deepcopy(model).requires_grad_(False) if self.hparams.res_client_alpha else None
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:

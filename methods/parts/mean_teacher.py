@@ -52,7 +52,7 @@ class MeanTeacher(FedMethod):
         self.register_buffer("teacher_step", torch.zeros(()))
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
-        """Select labelled clients during warm-up, then all.
+        """Select all labelled clients during warm-up, then the round's participants.
 
         Raises:
             ConfigError: no client holds labels.

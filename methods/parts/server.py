@@ -24,7 +24,7 @@ class RoundSchedule(FedMethod):
     Args:
         model: the network.
         lr_schedule: ``cosine``: ``lr (1 + cos(pi r / T)) / 2`` in 0-based round r of T; or ``constant``.
-        nesterov: Nesterov momentum of the clients.
+        nesterov: Nesterov momentum.
         clip_norm: total gradient norm allowed before weight decay is added; ``None`` never clips.
         local_epochs: passes over a client's data per visit.
     """

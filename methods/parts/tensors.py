@@ -36,8 +36,8 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 def smoothed_divergence(targets: Tensor, logits: Tensor, eps: float = 1e-10) -> Tensor:
     """Per-sample KL(t || p), ``[B]``, where p is the softmax of the logits; only p gets a gradient.
 
-    ``eps`` is added to every entry of t and p, as in SAGE's released code; for one-hot targets the value equals the
-    cross-entropy up to about 1e-8.
+    ``eps`` is added to every entry of t and p, as in SAGE's released code; for one-hot targets the value is nearly the
+    cross-entropy, but at most ``-ln(eps)``, 23 by default.
 
     Args:
         targets: distributions ``[B, C]``.
@@ -59,14 +59,20 @@ def proximal_term(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Te
 
 
 def exponential_ramp(step: float, length: float) -> float:
-    """``exp(-5 (1 - min(step, length) / length)^2)``, the usual consistency ramp-up; 1 for a ramp of length 0."""
+    """``exp(-5 (1 - min(step, length) / length)^2)``, the usual consistency ramp-up; 1 for a ramp of length 0.
+
+    A negative ``step`` counts as 0.
+    """
     if length <= 0:
         return 1.0
     return exp(-5.0 * (1.0 - min(max(step, 0.0), length) / length) ** 2)
 
 
 def ema_decay(step: Tensor | float, decay: float, ramp: bool = True) -> Tensor:
-    """``min(1 - 1/(step + 1), decay)`` for the 0-based ``step``, in float64: the first update copies the student."""
+    """``min(1 - 1/(step + 1), decay)`` for the 0-based ``step``, in float64: the first update copies the student.
+
+    Without ``ramp`` it is ``decay``.
+    """
     ramped = 1.0 - 1.0 / (torch.as_tensor(step, dtype=torch.float64) + 1.0)
     return torch.clamp(ramped, max=decay) if ramp else torch.full_like(ramped, decay)
 

@@ -85,7 +85,7 @@ class Site(Protocol):
         """Yield float views of the site's training images at ``index``, in order and in blocks of ``size``.
 
         Raises:
-            RunError: an image does not belong to the site. The positions of a ``Stream`` are checked in the same way.
+            RunError: at the end of the visit, if an image is not the site's; likewise for those of a ``Stream``.
         """
 
     def fit(self, work: LocalWork) -> int:
@@ -95,12 +95,13 @@ class Site(Protocol):
         """Log the quality of pseudo-labels; only this metric sees the hidden labels, and no hook can read it back.
 
         Logged as shares of all given pseudo-labels: ``pseudo/selected``, ``pseudo/correct`` (selected and correct) and
-        ``pseudo/right`` (correct, selected or not); each also split by class (as labelled), ``..._by_class``.
+        ``pseudo/right`` (correct, selected or not); each also split by class (as labelled), ``..._by_class``. The first
+        alone if the data set lacks labels.
         """
 
     def oracle(self, index: Tensor, labels: Tensor) -> Tensor:
         """Whether ``labels`` are the true classes of the images at ``index``; for declared oracles only.
 
         Raises:
-            RunError: the method does not declare ``uses_oracle``.
+            RunError: the method does not declare ``uses_oracle``, or the data set lacks labels.
         """

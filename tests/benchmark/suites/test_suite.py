@@ -97,6 +97,9 @@ def test_filters():
         toy.select(plan, methods=["lo"])
     with pytest.raises(ConfigError, match=r"'9/\*'.*`status --paper suite --scale paper`"):
         toy.select(plan, only=["9/*"])
+    shorter = Suite(spec(scales={"quick": {"without": {"high": "too slow"}}}))
+    with pytest.raises(ConfigError, match="high is not at scale quick: too slow"):
+        shorter.select(shorter.plan("quick"), only=["1/A/high*"])
 
 
 def test_a_name_with_a_star_means_its_row_before_it_is_a_pattern():
