@@ -128,7 +128,7 @@ HOOKS: dict[str, Members] = {
         "training_step": lambda self, batch, number: {"los": torch.zeros(())}
     },
     "'personnal'": {"optimizer_scopes": lambda self: ["personnal"]},
-    "gives 2 scopes; give one for each of 1": {"optimizer_scopes": lambda self: ["personal", "local"]},
+    "2 scopes for 1 optimisers": {"optimizer_scopes": lambda self: ["personal", "local"]},
     "there is no client 77": {"select_clients": lambda self, round, roster: [[0, 77]]},
     "'teacher'": {"broadcast": lambda self, server, visit: {**server, "teacher": torch.zeros(1)}},
     "the value has [1]": {"broadcast": lambda self, server, visit: {**server, WEIGHT: torch.zeros(1)}},

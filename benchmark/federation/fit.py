@@ -253,7 +253,7 @@ def kept_states(method: FedMethod, optimizers: Sequence[Optimizer]) -> Optimizer
         return []
     scopes = scopes * len(optimizers) if len(scopes) == 1 else scopes
     if len(scopes) != len(optimizers):
-        raise RunError(f"optimizer_scopes gives {len(scopes)} scopes; give one for each of {len(optimizers)} optimisers")
+        raise RunError(f"optimizer_scopes: {len(scopes)} scopes for {len(optimizers)} optimisers; give one for each")
     return [
         [{} if scope == "local" else copied(optimizer.state.get(p, {})) for p in parameters_of(optimizer)]
         for scope, optimizer in zip(scopes, optimizers, strict=True)

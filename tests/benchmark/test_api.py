@@ -68,15 +68,10 @@ def test_loaded_weights_predict_what_the_run_predicts(here):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"runtime": {"engine": "slots"}}, "runtime: pass its options as separate arguments"),
-        ({"accelerator": "gpu"}, "--accelerator gpu: expected auto or cpu or cuda"),
-        ({"devices": 2}, "devices is for runs with a record: also give results_dir, or leave it out"),
-    ],
+    ("given", "told"), [({"runtime": {}}, "separate"), ({"accelerator": "gpu"}, "cuda"), ({"devices": 2}, "a record")]
 )
-def test_what_fit_does_not_know_is_refused(given, message):
-    with pytest.raises(ConfigError, match=message):
+def test_what_fit_does_not_know_is_refused(given, told):
+    with pytest.raises(ConfigError, match=told):
         fit("fedavg", "digits", **given, **OPTIONS)
 
 

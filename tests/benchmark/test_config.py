@@ -8,16 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmark.config import (
-    RunConfig,
-    apply,
-    differences,
-    from_dict,
-    identity,
-    resolve,
-    run_id,
-    with_pipeline,
-)
+from benchmark.config import RunConfig, apply, differences, from_dict, identity, resolve, run_id, with_pipeline
 from benchmark.registry import parameters, register_local
 from datamodules.common.yaml import dump_yaml, load_yaml, read_value
 from datamodules.partition.roster import Roster

@@ -44,6 +44,8 @@ scales:
         tables: {clients: {set: {data.num_labels: 40}}}
 """)
 
+BOTH = ("base", "bound")
+
 
 @pytest.fixture
 def suite(tmp_path):
@@ -86,21 +88,21 @@ def test_admission_has_seeds_and_central_rows_of_its_own(runtime, seeds, central
 
 
 @pytest.mark.parametrize(
-    ("bound", "consistent", "late", "admitted"),
-    [(80, 53, 0.0, True), (74, 53, 0.0, False), (80, 52, 0.0, False), (80, 53, 2.0, False)],
+    ("bound", "consistent", "rising", "admitted"),
+    [(75, 53, "consistent", True), (74, 53, "", False), (75, 52, "", False), *((75, 53, w, False) for w in BOTH)],
 )
-def test_three_figures_decide(tmp_path, runtime, bound, consistent, late, admitted):
-    """Accuracy of the reference 60 and of the central supervised row 50; all curves are flat, or rise by ``late``."""
+def test_three_figures_decide(tmp_path, runtime, bound, consistent, rising, admitted):
+    """Accuracy of the reference 60 and of the central supervised row 50; curves are flat, but one rises by 2."""
     longer = {"set": {**SPEC["base"]["set"], "rounds": 8}}
     (one,) = candidates(Suite({**SPEC, "base": longer}, "toy.yaml", tmp_path), "quick", runtime).values()
     accuracy = {"base": 60, "bound": bound, "supervised": 50, "consistent": consistent}
     for label, runs in one.items():
         for run in runs:
-            completed(run, *(accuracy[label] + late * (n - 7) / 2 for n in range(8)))
+            completed(run, *(accuracy[label] + (label == rising) * (n - 7.0) for n in range(8)))
     found = judged(one, "last")
     assert found["admitted"] is admitted
     assert (found["gap"], found["premise"]) == (bound - 60, consistent - 50)
-    assert found["rise"]["base"] == pytest.approx(late)
+    assert found["rise"] == pytest.approx({label: 2.0 * (label == rising) for label in BOTH})
     assert found["seeds"] == [1000, 1001]
 
 

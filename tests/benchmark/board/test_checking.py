@@ -68,6 +68,13 @@ def another_choice():
     assert read_yaml(path)["one/A/low"]["seeds"] == [1001]
 
 
+def too_many_trials():
+    tuned = load("board.yaml").tuned
+    (entry,) = tuned.own("quick").values()
+    more = {f"another {number}": {"accuracy": 0.0} for number in range(20)}
+    tuned.add("quick", {"one/A/low": entry | {"trials": entry["trials"] | more}})
+
+
 FAULTS = {
     "a file is missing": ("config.yaml", lambda: (run_of(1) / "config.yaml").unlink()),
     "no record": ("record.json", lambda: (run_of(1) / "record.json").unlink()),
@@ -89,6 +96,7 @@ FAULTS = {
     "another partition": ("partition", lambda: change(run_of(0), lambda r: r.update(partition_hash="f" * 64))),
     "another folder": ("should be named", lambda: run_of(0).rename("results/runs/mine")),
     "another choice": ("seeds is [1001]", another_choice),
+    "too many trials": ("configurations were tried", too_many_trials),
 }
 
 

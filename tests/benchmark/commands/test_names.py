@@ -19,20 +19,10 @@ def test_all_is_listed_with_a_line_on_each(capsys):
     assert main(["list"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^  wrn28_2 .*\(depth=28, width=2\)$", out, re.M)
-    found, head = {}, ""
-    for line in out.splitlines():
-        if line.startswith(" "):
-            found[head].append(line.split(maxsplit=1))
-        else:
-            head = line
-            found[head] = []
-    assert all(len(line) == 2 for lines in found.values() for line in lines)
-    assert {head: [name for name, _ in lines] for head, lines in found.items()} == {
-        "methods:": own_names(KINDS["method"]),
-        "data:": own_names(KINDS["data"]),
-        "models:": list(MODELS),
-        "suites:": available(),
-    }
+    parts = re.findall(r"^(\w+):\n((?:  .+\n)+)", out, re.M)
+    found = {head: re.findall(r"^  (\S+) +\S", lines, re.M) for head, lines in parts}
+    classes = {"methods": own_names(KINDS["method"]), "data": own_names(KINDS["data"])}
+    assert found == classes | {"models": [*MODELS], "suites": available()}
 
 
 def test_what_other_packages_offer_is_listed_without_importing_it(install, capsys):

@@ -1,6 +1,5 @@
 """The loop: who trains where, what the server does, what is counted, averaged and kept, what is refused."""
 
-import copy
 from functools import partial
 
 import pytest
@@ -39,7 +38,7 @@ plans = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 2)), max_size=30)
 @settings(deadline=None)
 @given(plans, st.lists(st.integers(0, 500), min_size=9, max_size=9), st.integers(1, 5))
 def test_visits_are_dealt_out_whole_and_level(plan, sizes, ranks):
-    """Each visit once, a client's visits on one rank in order, and loads at most the largest client apart."""
+    """Each visit once, a client's visits on one rank in order, and the fullest ahead by its smallest client at most."""
     visits = [Visit(client=c, cohort=m, size=sizes[c]) for c, m in plan]
     parts = assign(visits, ranks)
     assert sorted(map(id, visits)) == sorted(id(v) for part in parts for v in part)
@@ -49,9 +48,9 @@ def test_visits_are_dealt_out_whole_and_level(plan, sizes, ranks):
         assert positions == sorted(positions)
         for visit in part:
             assert owners.setdefault(visit.client, rank) == rank
-    loads = [sum(max(v.size, 1) for v in part) for part in parts]
-    largest = max((sum(max(v.size, 1) for v in visits if v.client == c) for c in owners), default=0)
-    assert max(loads) - min(loads) <= largest
+    loads = [[sum(max(v.size, 1) for v in part if v.client == c) for c in {w.client for w in part}] for part in parts]
+    fullest = max(loads, key=sum)
+    assert sum(fullest) - min(map(sum, loads)) <= min(fullest, default=0)
 
 
 # --- what a row says
@@ -122,16 +121,12 @@ def test_a_state_is_a_snapshot():
     run.run_round(0)
     run.round = 1
     state = run.state_dict()
-    frozen = copy.deepcopy(state)
     rows = run_rows(run)
     for _ in range(2):
         again = federation(rounds=3)
         again.load_state_dict(state)
         assert run_rows(again) == rows
         assert same_server(again, run)
-    kept, expected = state["clients"][1][1][0][0], frozen["clients"][1][1][0][0]
-    assert same_tensors(kept, expected)
-    assert same_tensors(state["server"], frozen["server"])
 
 
 def test_a_logger_that_fails_is_left_out_with_a_warning(tmp_path):
@@ -211,10 +206,9 @@ class LogsAtTheServer(Unaugmented):
         self.log("both", 2.0)
 
 
-@pytest.mark.parametrize("slots", [None, 2])
-def test_what_the_server_logs_is_in_the_row(slots):
+def test_what_the_server_logs_is_in_the_row():
     """A name that both hooks log has the mean of them."""
-    rows = run_rows(federation(LogsAtTheServer, slots=slots))
+    rows = run_rows(federation(LogsAtTheServer))
     assert [row["server/weight"] for row in rows] == [250, 250]
     assert [row["server/both"] for row in rows] == [1.5, 1.5]
 

@@ -1,28 +1,19 @@
-import json
 import math
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import confusion_matrix, precision_score, recall_score, roc_auc_score
 
-from benchmark.federation.metrics import (
-    class_accuracies,
-    client_accuracies,
-    pseudo_label_metrics,
-    scores,
-)
+from benchmark.federation.metrics import class_accuracies, client_accuracies, pseudo_label_metrics, scores
 from datamodules.common.errors import RunError
-
-GOLDEN = Path(__file__).parents[2] / "golden"
+from golden_files import load
 
 
 @pytest.fixture(autouse=True)
 def no_warning_escapes():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         yield
 
 
@@ -48,9 +39,8 @@ def random_case(seed: int, n: int, classes: int) -> tuple[torch.Tensor, torch.Te
 
 
 def test_released_numbers():
-    data = json.loads((GOLDEN / "rscfed/metrics.json").read_text())
-    probs = torch.tensor(data["inputs"]["probs"]["data"]).view(data["inputs"]["probs"]["shape"])
-    labels = torch.tensor(data["inputs"]["labels"]["data"])
+    data = load("rscfed/metrics")
+    probs, labels = data["inputs"]["probs"], data["inputs"]["labels"]
     found, _ = scores(probs, labels)
     expected = {name: 100 * value for name, value in data["outputs"].items()}
     expected["acc"] = expected.pop("accuracy")
@@ -97,10 +87,7 @@ def test_clients_weigh_classes_as_their_images_do():
     counts = torch.tensor([[4, 0]] * 10 + [[0, 9]] * 10 + [[5, 5]])
     found = client_accuracies(torch.tensor([90.0, 30.0]), counts)
     assert found == pytest.approx({"acc_clients": (900 + 300 + 60) / 21, "acc_worst_clients": 30.0})
-    assert client_accuracies(torch.tensor([90.0, 30.0]), counts[-1:]) == {
-        "acc_clients": 60.0,
-        "acc_worst_clients": 60.0,
-    }
+    assert [*client_accuracies(torch.tensor([90.0, 30.0]), counts[-1:]).values()] == [60.0, 60.0]
     known = torch.tensor([80.0, torch.nan])  # classes that the test set lacks tell nothing of a client
     assert client_accuracies(known, torch.tensor([[1, 99], [0, 7], [0, 0]]))["acc_clients"] == 80.0
     assert client_accuracies(known, torch.tensor([[0, 7], [0, 0]])) == {}

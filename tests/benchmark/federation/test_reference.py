@@ -91,24 +91,15 @@ def test_batch_norm_travels_with_the_model():
 class TwoOptimisers(Unaugmented):
     """One optimiser for the head, one for the rest."""
 
-    def __init__(self, model, **base):
-        super().__init__(model, **base)
-        self.automatic_optimization = False
+    automatic_optimization = False
 
     def configure_optimizers(self):
-        head = list(self.model.head.parameters())
-        known = {id(p) for p in head}
-        rest = [p for p in self.model.parameters() if id(p) not in known]
-        return [torch.optim.Adam(head, 1e-3), torch.optim.SGD(rest, 0.03, momentum=0.9)]
+        rest = [p for name, p in self.model.named_parameters() if not name.startswith("head.")]
+        return [torch.optim.Adam(self.model.head.parameters(), 1e-3), torch.optim.SGD(rest, 0.03, momentum=0.9)]
 
     def training_step(self, batch, batch_idx):
         for one in self.optimizers():
-            one.zero_grad()
-        loss = super().training_step(batch, batch_idx)
-        self.manual_backward(loss)
-        for one in self.optimizers():
-            one.step()
-        self.log("loss", loss)
+            self.descend(one, super().training_step(batch, batch_idx))
 
 
 class KeepsOne(TwoOptimisers):

@@ -66,16 +66,13 @@ def test_a_terminal_shows_a_line_per_run(run):
     assert "1/100" in text and "acc 33.00" in text and "1/A/low +1 seed 3" in text
 
 
-def test_an_interrupted_run_counts_rounds_between_evaluations_and_continues_from_its_checkpoint(run):
+def test_a_run_counts_rounds_between_evaluations_and_a_complete_one_does_not_continue(run):
     files = RunFolder(run.folder, heartbeat_s=0)
     assert rounds_done(run, None) is None
     files.open(run, FACTS)
     files.append({"round": 9, "acc": 10.0})
     files.beat(13)
     assert rounds_done(run, {"round": 9}) == 13
-    assert "starts from its first round" in continuation(run)
-    files.saved(12)
-    assert "continues from round 13 of 100" in continuation(run)
     files.append({"round": 99, "acc": 10.0})
     files.finish()
     assert "is complete" in continuation(run)

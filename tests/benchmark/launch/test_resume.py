@@ -26,10 +26,12 @@ def begun(tmp_path, made):
     return config, shutil.copytree(made, config.folder)
 
 
-def test_a_checkpoint_without_its_sums_is_refused(begun):
+@pytest.mark.parametrize(("part", "left"), [("server", {}), ("summed", {}), ("clients", {0: ({}, [])})])
+def test_a_checkpoint_that_lacks_tensors_is_refused(begun, part, left):
+    """They would start anew, without a word."""
     config, path = begun[0], begun[1] / CHECKPOINT
-    checkpoint.save(path, {**checkpoint.load(path), "summed": {}})
-    with pytest.raises(RunError, match=r"summed\..*of another shape"):
+    checkpoint.save(path, {**checkpoint.load(path), part: left})
+    with pytest.raises(RunError, match=rf"{part}\..*of another shape"):
         fit(config)
 
 

@@ -25,7 +25,7 @@ def test_a_run_and_its_record(reference):
     assert reference == config.folder and reference.name == f"fed_consist-few_digits.FewDigits-{config.id}"
     assert record["config"] == identity(config.config)
     assert record["seeds"] == {"run": 3, "partition": 1337}
-    assert [row["round"] for row in rows] == list(range(ROUNDS))
+    assert [(row["round"], row.get("warmup", False)) for row in rows] == [(n, n == 0) for n in range(ROUNDS)]
     assert record["bytes_up"] == 92_626 * 4 * (1 + 4 * (ROUNDS - 1))  # in the first round one client trains
     counts = {role: [sum(map(int, line.split())) for line in lines] for role, lines in record["class_counts"].items()}
     (held,), (each,) = map(sum, record["labelled_histogram"]), {*counts["unlabelled"][1:]}

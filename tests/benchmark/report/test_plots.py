@@ -1,6 +1,5 @@
 """Learning curves and effects: what is drawn, how runs are called, and what is refused."""
 
-import json
 import os
 import warnings
 from pathlib import Path
@@ -16,7 +15,6 @@ from benchmark.cli import main
 from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import ClassSpec
 from benchmark.report import plots
-from benchmark.report.frame import rounds_of
 from benchmark.report.settings import Setting
 from benchmark.suites.plan import Table
 from benchmark.suites.suite import load
@@ -29,19 +27,15 @@ ROWS = {
 }
 
 
-def curve(folder: Path, *seeds: list[dict[str, Any]]) -> pd.DataFrame:
-    """A curve of rows by seed, by way of files."""
-    paths = [folder / str(number) for number in range(len(seeds))]
-    for path, rows in zip(paths, seeds, strict=True):
-        path.mkdir(parents=True)
-        (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return pd.concat([rounds_of(path).assign(seed=number) for number, path in enumerate(paths)], ignore_index=True)
+def curve(*seeds: list[dict[str, Any]]) -> pd.DataFrame:
+    """A curve of rows by seed."""
+    frames = [pd.json_normalize(rows).assign(seed=number) for number, rows in enumerate(seeds)]
+    return pd.concat(frames, ignore_index=True)
 
 
-def draw(runs: dict[str, Any], columns: list[str], path: Path, axis: str = "round") -> Path:
+def draw(runs: dict[str, Any], columns: list[str], path: Path) -> Path:
     """Curves of single runs, given as rows."""
-    made = {name: curve(path.parent / f"{path.stem}{number}", rows) for number, (name, rows) in enumerate(runs.items())}
-    return plots.learning_curves(made, columns, path, axis)
+    return plots.learning_curves({name: curve(rows) for name, rows in runs.items()}, columns, path)
 
 
 @pytest.fixture
@@ -76,7 +70,7 @@ def test_curves_hold_the_rows(tmp_path: Path, drawn: list[Any]) -> None:
 
 def test_unknown_columns(tmp_path: Path) -> None:
     """The error lists the columns that hold numbers."""
-    with pytest.raises(ConfigError, match=r"'share'.*acc, seconds"):
+    with pytest.raises(ConfigError, match=r"'share'.*acc, timing\.seconds"):
         draw(ROWS, ["acc", "share"], tmp_path / "curves.png")
     assert not list(tmp_path.glob("*.png"))
 
@@ -85,7 +79,7 @@ def test_seeds_are_averaged_over_the_rounds_that_all_have(tmp_path: Path, drawn:
     """What one seed lacks is no mean of the others but a gap; the band is a standard deviation."""
     one = [{"round": 0, "acc": 10.0, "loss": None}, {"round": 1, "acc": 20.0, "loss": 1.0}, {"round": 2, "acc": 30.0}]
     two = [{"round": 0, "acc": 14.0, "loss": 1.0}, {"round": 1, "acc": 20.0, "loss": 1.0}]
-    plots.learning_curves({"a": curve(tmp_path, one, two)}, ["acc", "loss"], tmp_path / "seeds.png")
+    plots.learning_curves({"a": curve(one, two)}, ["acc", "loss"], tmp_path / "seeds.png")
     acc, loss = drawn[0].axes
     assert acc.lines[0].get_xydata().tolist() == [[0, 12], [1, 20]]
     assert np.isnan(loss.lines[0].get_ydata()).tolist() == [True, False]
@@ -176,12 +170,8 @@ def test_points_stand_at_their_rows_and_clear_ones_are_filled() -> None:
     assert names == ["$\\frac{$", "bad", "good", "all labels (bound)"]
     (drawn,) = (one for one in axes.collections if len(one.get_offsets()) == len(names))
     assert drawn.get_offsets().tolist() == [[-4, 0], [-2, 1], [5, 2], [9, 3]]
-    assert [FILLS.get(tuple(colour), "filled") for colour in drawn.get_facecolors()] == [
-        "grey",
-        "hollow",
-        "filled",
-        "grey",
-    ]
+    fills = [FILLS.get(tuple(colour), "filled") for colour in drawn.get_facecolors()]
+    assert fills == ["grey", "hollow", "filled", "grey"]
     bars = [line for one in axes.collections if hasattr(one, "get_segments") for line in one.get_segments()]
     assert {tuple(line[:, 0]) for line in bars} == {(4, 6), (-5, 1), (7, 11), (-5, -3)}
     (axes,) = plots.draw_differences([setting(EFFECTS | {"good": (1.0, 2.0, 1)})]).axes

@@ -123,10 +123,12 @@ def test_what_a_users_file_imports_from_its_folder_or_package_counts(tmp_path, m
 
 
 def test_a_users_base_of_a_data_set_counts(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    base = tmp_path / "own_base_data.py"
+    """Whatever folder it lies in."""
+    base = tmp_path / "elsewhere/own_base_data.py"
     write(base, "from datamodules.digits import Digits\n\n\nclass Base(Digits):\n    pass\n")
     write(tmp_path / "own_data.py", "import own_base_data\n\n\nclass Mine(own_base_data.Base):\n    pass\n")
+    for folder in (tmp_path, base.parent):
+        monkeypatch.syspath_prepend(str(folder))
     run = Run.of(from_dict(VALUES | {"data": "own_data.Mine"}))
     before = revision(run)
     write(base, base.read_text() + "# changed\n")

@@ -106,13 +106,15 @@ def test_all_committed_records_are_what_their_rows_say_and_of_todays_code():
 
 
 def test_readings_take_each_metric_over_the_rows_that_have_it():
-    """Accuracies by class entry by entry; a class that the test set lacks stays unknown."""
+    """Accuracies by class entry by entry; a class that the test set lacks stays unknown. The best round is the first
+    of the highest accuracy after the warm-up.
+    """
     rows = [
-        {"round": 0, "acc": 10.0, "visits": 5},
+        {"round": 0, "acc": 90.0, "visits": 5, "warmup": True},
         {"round": 2, "acc": 40.0, "loss": 4.0, "acc_by_class": [40.0, None, 80.0]},
-        {"round": 4, "acc": 20.0, "auc": None, "acc_by_class": [20.0, None, 40.0]},
+        {"round": 4, "acc": 40.0, "auc": None, "acc_by_class": [20.0, None, 40.0]},
     ]
-    found, means = readings(rows, last_k=3), {"acc": 30.0, "loss": 4.0, "auc": None}
+    found, means = readings(rows, last_k=3), {"acc": 40.0, "loss": 4.0, "auc": None}
     assert found["last_k_mean"] == {"rounds": 2, **means, "acc_by_class": [30.0, None, 60.0]}
     assert found["best"] == rows[1]
     assert found["final"] == rows[2]

@@ -36,6 +36,4 @@ def test_every_method_runs_a_round_on_features(
         devices=1, accelerator="cpu", threads=1, engine=engine, slots=2, data_dir=str(tmp_path),
         results_dir=str(tmp_path / "results"), wandb="off",
     )  # fmt: skip
-    path = fit(Run.of(from_dict(values)).replace(runtime=runtime))
-    record = read_record(path)
-    assert record["status"] == "complete" and 0 <= record["final"]["acc"] <= 100
+    assert read_record(fit(Run.of(from_dict(values)).replace(runtime=runtime)))["status"] == "complete"
