@@ -44,8 +44,8 @@ def start(method: FedMethod, case: dict[str, Any]) -> None:
     method.load_tensors({own_name(name): precise(value) for name, value in case["inputs"]["start_state"].items()})
 
 
-def visits(method: FedMethod, case: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
-    """Run both visits with one optimiser state; yield the released results and momentum buffers by our names."""
+def visits(method: FedMethod, case: dict[str, Any], tolerance: float) -> Iterator[dict[str, Any]]:
+    """Run both visits with one optimiser state; compare with the released states and momenta; yield the results."""
     states: OptimizerStates = []
     for visit in case["visits"]:
         start(method, case)
@@ -59,7 +59,10 @@ def visits(method: FedMethod, case: dict[str, Any]) -> Iterator[tuple[dict[str, 
         states = kept_states(method, fit.optimizers)
         names = {parameter: name for name, parameter in method.named_parameters()}
         found = {names[p]: own["momentum_buffer"] for one in fit.optimizers for p, own in one.state.items() if own}
-        yield visit["outputs"], found
+        for ours, theirs in ((method.registered(), "state"), (found, "momentum")):
+            for name, value in visit["outputs"][theirs].items():
+                torch.testing.assert_close(ours[own_name(name)].double(), precise(value), rtol=0.0, atol=tolerance)
+        yield visit["outputs"]
 
 
 def batches_of(given: dict[str, Any]) -> Iterator[Batch]:

@@ -178,13 +178,18 @@ def test_an_encoder_that_cannot_be_loaded_names_the_remedy(monkeypatch: pytest.M
             text.load(kind, torch.device("cpu"))
 
 
+def test_padding_does_not_count_in_the_features_of_a_text() -> None:
+    hidden, mask = torch.tensor([[[1.0], [3.0], [9.0]]]), torch.tensor([[1, 1, 0]])
+    assert text.token_mean(hidden, mask).tolist() == [[2.0]]
+
+
 # --- views
 
 
 def test_views_drawn_from_copies(folder: Path, stub: Stub) -> None:
     """Weak: the text or one of two copies with a tenth of the words changed; strong: one of two with three tenths."""
     data = make(folder, pipeline="feature_copies", strong="words")
-    (texts, labels, _, _), _ = ag_news.read_texts(folder)
+    (texts, labels, tests, _), _ = ag_news.read_texts(folder)
     kept = [texts[i] for i in ag_news.sample(labels, 50)]
     copies = [text.distorted(kept, seed, rate) for seed, rate in ((10, 0.1), (11, 0.1), (1, 0.3), (2, 0.3))]
     plain = stub.encode(kept)
@@ -192,6 +197,7 @@ def test_views_drawn_from_copies(folder: Path, stub: Stub) -> None:
         expected = (stub.encode(texts) - plain.mean(axis=0)) / plain.std(axis=0)
         assert np.allclose(data.train_images[:, version], expected, atol=1e-5)
     assert data.train_images.shape == (200, 5, DIM)
+    assert np.allclose(data.test_images[:, 0], (stub.encode(tests) - plain.mean(axis=0)) / plain.std(axis=0), atol=1e-5)
     index = torch.arange(200).repeat(30)
     for view, versions in (("weak", (0, 1, 2)), ("cutout", (0, 1, 2)), ("strong", (3, 4))):
         values = data.take(view, index, generator(0, "a"))

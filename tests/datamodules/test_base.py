@@ -35,11 +35,9 @@ class Vectors(FSSLDataModule):
 @pytest.mark.parametrize(
     ("name", "options", "side"),
     [
-        ("cifar10", {}, 40),
         ("cifar10", {"side": 16}, 20),
         ("cifar10", {"side": 16, "zoom": 17}, 17),
         ("mnist", {}, 36),
-        ("isic2018", {}, 250),
         ("isic2018", {"side": 448}, 500),
     ],
 )
@@ -275,3 +273,11 @@ def test_repeated_labels_reach_the_client():
     longer = [len(twice.client(k).labelled) - len(plain.client(k).labelled) for k in range(plain.num_clients)]
     assert max(longer) == 5
     assert len(twice.client(longer.index(5)).labels[-5:].unique()) == 1
+
+
+def test_labelled_images_can_stand_in_front_of_a_clients_unlabelled_ones():
+    """As in FedDB and ProxyFL."""
+    data = few_data(4, scenario="all_clients", num_labels=40, union_mode="labelled")
+    for site, unlabelled in zip(data.clients, data.partition.unlabelled, strict=True):
+        assert site.unlabelled.tolist() == [*site.labelled.tolist(), *unlabelled.tolist()]
+        assert len(site.labelled) == 10

@@ -125,13 +125,8 @@ BAD_ARRAYS = [
     ("train_labels", lambda labels: labels + 10**12, r"must lie in 0\.\.30, .*1000000000002"),
     ("train_labels", lambda labels: labels - 2, r"must lie in 0\.\.0, .*-2\.\.0"),
     ("train_labels", lambda labels: np.array([*labels[1:], 2**64 - 1], np.uint64), str(2**64 - 1)),  # as int64, -1
-    ("train_labels", lambda labels: labels.astype(str), r"one integer per image.*<U21 \[30\]"),
     ("train_labels", lambda labels: np.where(labels, labels, np.nan), r"one integer per image.*float64 \[30\]"),
-    (
-        "unlabelled_images",
-        lambda images: images / 255,
-        r"one type and size.*float64 \[4, 8, 8\].*uint8 \[30, 8, 8, 1\]",
-    ),
+    ("unlabelled_images", lambda images: images / 255, r"one type and size.*float64 \[4, 8, 8\].*uint8 \[30, 8,"),
     ("unlabelled_images", lambda images: np.stack([images] * 3, axis=-1), r"one type and size.*uint8 \[4, 8, 8, 3\]"),
 ]
 
@@ -192,15 +187,16 @@ def test_a_folder_is_read_as_the_same_arrays_in_a_file(pictures, digits):
 
 
 def test_an_unsplit_folder_of_several_sizes_and_colours(here, digits):
-    """``side`` brings JPEG files of all sizes to one; a fifth of each class is held out."""
+    """``side`` brings JPEG files of all sizes to one; a share of each class is held out; each choice has a cache."""
     images, labels = digits
     save_folder(here / "mine", images, labels, "jpg")
     Image.new("RGB", (20, 30), "red").save(here / "mine" / "two" / "large.JPEG")
     with pytest.raises(DataError, match=r"large\.JPEG has 20 x 30 pixels, the images before it 8 x 8; give --data\.si"):
         ready(Folder, root="mine")
-    data = ready(Folder, root="mine", side=16)
-    assert data.provenance["measured"]["image_shape"] == [16, 16, 3] and data.image_size == 16
-    assert np.bincount(data.test_labels).tolist() == [4, 4, 4]
+    for side, share, held in ((16, 0.2, 4), (16, 0.3, 6), (8, 0.3, 6)):
+        data = ready(Folder, root="mine", side=side, test_fraction=share)
+        assert data.provenance["measured"]["image_shape"] == [side, side, 3] and data.image_size == side
+        assert np.bincount(data.test_labels).tolist() == [held] * 3
 
 
 def test_hidden_files_and_folders_are_no_images(pictures):
@@ -239,26 +235,13 @@ def deep_colours(root):
     (root / "train" / "two" / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
 
 
-def postscript(root):
-    """Pillow would hand it to Ghostscript, which carries out what is in it."""
-    Image.new("RGB", (8, 8)).save(root / "train" / "two" / "figure.png", format="EPS")
-
-
-def empty(root):
-    for part in ("train", "test"):
-        (root / part / "three").mkdir()
-
-
-def other(root):
-    (root / "test" / "one").rename(root / "test" / "eins")
-
-
 BAD_FOLDERS = [
     (truncated, r"test/one/010\.png cannot be read as an image"),
     (deep_colours, r"deep\.png has .*more than 8 bits"),
-    (postscript, r"figure\.png cannot be read as an image: .*cannot identify"),
-    (empty, r"train/three has no images \(\.png, \.jpg, \.jpeg\)"),
-    (other, r"need the same classes; only one has 'eins', 'one'"),
+    # Pillow would hand it to Ghostscript, which carries out what is in it.
+    (lambda root: Image.new("L", (8, 8)).save(root / "train/two/x.png", "EPS"), r"x\.png cannot be read .*identify"),
+    (lambda root: (root / "train/three").mkdir(), r"train/three has no images \(\.png, \.jpg, \.jpeg\)"),
+    (lambda root: (root / "test/one").rename(root / "test/eins"), r"same classes; only one has 'eins', 'one'"),
 ]
 
 

@@ -65,19 +65,6 @@ def test_loaders_need_a_trainer():
             loader()
 
 
-def test_a_method_with_unlabelled_data_and_a_teacher_in_a_plain_trainer():
-    """Labels cycle beside the unlabelled images; the teacher takes one step per batch."""
-    data, method = few_data(5, 1), make_method("fed_consist", warmup_rounds=0)
-    before = {k: v.clone() for k, v in method.state_dict().items()}
-    trainer(max_epochs=1).fit(method, datamodule=data)
-    batches = -(-200 // 64)
-    assert int(method.teacher_step) == batches
-    after = method.state_dict()
-    moved = {name.split(".")[0] for name, value in after.items() if not torch.equal(value, before[name])}
-    assert moved == {"model", "teacher", "teacher_step"}
-    assert all(bool(torch.isfinite(value).all()) for value in after.values())
-
-
 def test_a_plain_trainer_sees_revealed_labels_and_the_methods_test_batches():
     """The upper bound trains on them; batches of the test matter to networks that normalise with them."""
     options = {"num_labels": 60, "hidden_labels": "revealed", "pipeline": "randaugment_levels_cutout"}

@@ -13,7 +13,6 @@ from benchmark.federation.loop import Federation
 from federations import few_in, fit_on, images, plain_fabric
 from methods import models
 from methods.ablations.fedcon import EMAStudent, ReleasedFedCon, scaled, student_decay, warmup_factor
-from methods.base import Visit
 from methods.fedcon import FedCon
 from methods.parts.tensors import divergence
 
@@ -115,15 +114,6 @@ def test_only_the_backbone_travels() -> None:
     assert set(upload.tensors) == set(sent)
     assert {name.split(".")[0] for name in run.clients[visit.client].tensors} == {"projector", "target"}
     assert run.clients[visit.client].optimizers == []
-
-
-def test_a_client_with_one_image_waits() -> None:
-    """Batch norm in the predictor cannot train on one; the model comes back as it was sent."""
-    run = federation(method())
-    site = run.data.client(0)
-    run.data.clients[0] = type(site)(site.labelled, site.labels, site.unlabelled[:1])
-    (upload,), _ = run.run_visits([Visit(client=0, size=1)])
-    assert all(torch.equal(value, run.server[name]) for name, value in upload.tensors.items())
 
 
 # --- LARS

@@ -49,10 +49,9 @@ def test_local_training_is_what_plain_torch_computes() -> None:
     method.eval()
     parameters = list(method.model.parameters())
     buffers = [torch.zeros_like(p) for p in parameters]
-    site_views = run.data.client(visit.client).unlabelled
     site = site_of(run, visit)
     with torch.no_grad():
-        average = app_u(torch.cat([method.predict(x) for x in site.views("weak", site_views, size=250)]))
+        average = app_u(torch.cat([method.predict(x) for x in site.views("weak", site.data.unlabelled, size=250)]))
     method.train()
     for number, batch in enumerate(batches):
         with torch.no_grad():

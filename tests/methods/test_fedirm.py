@@ -67,10 +67,7 @@ def test_empty_gates_leave_the_consistency(gate: dict[str, float]) -> None:
     torch.testing.assert_close(loss, 15 * consistency)
     parameters = list(method.model.parameters())
     ours, alone = (torch.autograd.grad(v, parameters) for v in (loss, 15 * consistency))
-    for gradient, reference in zip(ours, alone, strict=True):
-        assert bool(torch.isfinite(gradient).all())
-        torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-7)
-    assert any(bool(gradient.abs().max() > 0) for gradient in ours)
+    torch.testing.assert_close(ours, alone, rtol=1e-4, atol=1e-7)
 
 
 def test_the_teachers_parts_have_the_modes_of_the_students() -> None:
@@ -89,24 +86,24 @@ def test_uncertainty_is_that_of_the_mean_logits_of_eleven_passes() -> None:
     """The gate sees the entropy of averaged stochastic logits, drawn after those of the gradient pass."""
     torch.manual_seed(0)
     network = models.build("small_cnn", 10, image_size=SIDE, head_dropout=0.5)
-    method = FedIRM(network, 10, confidence_gate=0.0).train()
+    method = FedIRM(network, 10, confidence_gate=0.0, loss_weight=1000.0).double().train()
     method.visit = Visit(round=37, client=1, labelled=False)
     method.generator = torch.Generator().manual_seed(1)
     draw_from(method, method.generator)
     method.on_train_start()
-    batch = views()
+    batch = {name: x.double() for name, x in views().items()}
     features = network.features(batch["student"])
     logits = network.head(features)
+    teacher = method.teacher(batch["teacher"]).softmax(dim=1)
     passes = network.head(features.repeat(11, 1)).view(11, 12, 10)
     uncertainty = entropy(passes.mean(dim=0).softmax(dim=1)).detach()
-    teacher = method.teacher(batch["teacher"]).softmax(dim=1)
     method.hparams.entropy_gate = float(uncertainty.median()) + 1e-6
     keep = uncertainty < method.hparams.entropy_gate
     assert 0 < int(keep.sum()) < 12
     matching = relation_loss(method.relation, relation_matrix(logits, logits.argmax(dim=1), keep))
     consistency = (logits.softmax(dim=1) - teacher).square().sum() / method.hparams.batch_size
     method.generator.manual_seed(1)
-    torch.testing.assert_close(method.training_step({"unlabelled": batch}, 0), consistency + matching)
+    torch.testing.assert_close(method.training_step({"unlabelled": batch}, 0), 1000 * (consistency + matching))
 
 
 def test_a_head_that_knows_no_passes() -> None:

@@ -14,16 +14,14 @@ from methods.feddure import FedDure
 from methods.local_ssl import LocalSSL, unlabelled_batch
 
 SIZES = load("feddure/batch_sizes")["outputs"]
-RULES = {
-    "FedDureClientSSL": (FedDure.few_steps, FedDure.batch_cap),
-    "BaseClientSSL": (LocalSSL.few_steps, LocalSSL.batch_cap),
-}
+CLIENTS = {"FedDureClientSSL": FedDure, "BaseClientSSL": LocalSSL}
 
 
 @pytest.mark.parametrize("case", SIZES, ids=lambda c: f"{c['client_class']}-{c['n_labeled']}-{c['n_unlabeled']}")
 def test_released_batch_sizes(case: dict[str, Any]) -> None:
     """Unlabelled images per step of both released clients."""
-    size = unlabelled_batch(case["n_labeled"], case["n_unlabeled"], 10, *RULES[case["client_class"]])
+    cls = CLIENTS[case["client_class"]]
+    size = unlabelled_batch(case["n_labeled"], case["n_unlabeled"], 10, cls.few_steps, cls.batch_cap)
     assert size == case["unlabeled_bs"]
 
 

@@ -144,10 +144,6 @@ def write_svhn(root, monkeypatch):
     return [root / "test_32x32.mat", root / "train_32x32.mat"]
 
 
-def idx(values):
-    return struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.tobytes()
-
-
 def publish(monkeypatch):
     """Make the content that ``write_mnist`` writes the published one of MNIST."""
     with TemporaryDirectory() as folder:
@@ -165,7 +161,7 @@ def write_mnist(folder, compress=False):
             ("images-idx3", images[..., 0]),
             ("labels-idx1", content()[f"{part}_labels"].astype(np.uint8)),
         ):
-            data = idx(values)
+            data = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.tobytes()
             files.append(folder / f"{name}-{kind}-ubyte{'.gz' if compress else ''}")
             files[-1].write_bytes(gzip.compress(data) if compress else data)
     return sorted(files)

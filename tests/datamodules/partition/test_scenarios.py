@@ -7,7 +7,7 @@ from datamodules.common.errors import ConfigError, DataError
 from datamodules.digits import Digits
 from datamodules.partition.draw import labelled_holdout, shares, stream_seed
 from datamodules.partition.partition import unlabelled_sets
-from federations import SCENARIOS
+from federations import SCENARIOS, few_data
 from label_pools import assert_sound, drawn, sorted_labels
 
 SVHN = sorted_labels((4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659))
@@ -142,8 +142,10 @@ def test_a_holdout_leaves_stand_ins_where_they_are():
 
 
 def test_a_named_stream_has_partitions_of_its_own():
-    """No name is the seed itself; a seed of NumPy's generator comes out."""
+    """No name is the seed itself; a seed of NumPy's generator comes out, and a data set is drawn with it."""
     assert stream_seed(7, None) == 7
     seeds = [stream_seed(seed, name) for seed in (0, 1) for name in ("text/clients", "text/all", "")]
     assert len({0, 1, *seeds}) == 8 and all(0 <= seed < 2**32 for seed in seeds)
     assert stream_seed(0, "text/clients") == 83450096  # frozen: records rest on it
+    named = few_data(3, partition_seed=0, partition_stream="text/clients")
+    assert named.partition.hash == few_data(3, partition_seed=83450096).partition.hash

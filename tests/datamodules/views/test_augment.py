@@ -27,19 +27,11 @@ def pillow(image: torch.Tensor) -> Image.Image:
     return Image.fromarray(image.squeeze(-1).numpy())
 
 
-def array(image: Image.Image) -> np.ndarray:
-    pixels = np.asarray(image)
-    return pixels if pixels.ndim == 3 else pixels[..., None]
-
-
-@pytest.mark.parametrize(
-    ("shape", "size"),
-    [((6, 32, 32, 3), 40), ((6, 28, 28, 1), 36), ((6, 28, 28, 1), 32), ((2, 150, 200, 3), 83), ((3, 40, 24, 3), 32)],
-)
+@pytest.mark.parametrize(("shape", "size"), [((6, 28, 28, 1), 36), ((2, 150, 200, 3), 83), ((3, 40, 24, 3), 32)])
 def test_resize_agrees_with_pillow_within_one_grey_level(shape, size):
     images = noise(*shape)
-    expected = np.stack([array(pillow(i).resize((size, size), Image.Resampling.BILINEAR)) for i in images])
-    assert np.abs(resize(images, size).numpy().astype(int) - expected).max() <= 1
+    expected = np.stack([np.asarray(pillow(i).resize((size, size), Image.Resampling.BILINEAR)) for i in images])
+    assert np.abs(resize(images, size).numpy().astype(int) - expected.reshape(len(images), size, size, -1)).max() <= 1
 
 
 def test_resize_in_chunks_changes_nothing(monkeypatch):

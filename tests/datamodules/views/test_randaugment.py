@@ -16,6 +16,7 @@ PIPELINES = {
     "maximal": "randaugment_maximal",
     "fixmatch_levels": "randaugment_levels",
     "grid_levels": "randaugment_grid",
+    "affine": "randaugment_affine",
 }
 LOOK = Look(32, 40, 0.5, (0.5,), (0.25,))
 RECIPES = {key: views(name, LOOK)["strong"].transforms[0] for key, name in PIPELINES.items()}
@@ -119,7 +120,7 @@ def test_operation_equals_pillow(name, side):
 
 @pytest.mark.parametrize("key", RECIPES)
 def test_pools_are_those_of_the_papers(key):
-    """As the released codes have them; they were once compared with tables written apart from ours.
+    """As the released codes have them, and ``affine``; they were once compared with tables written apart from ours.
 
     A pool in numbers: the magnitudes of its operations at four pairs of draws, and what else it does.
     """

@@ -56,13 +56,6 @@ def test_head_dropout_sits_before_the_projection():
     torch.testing.assert_close(head(features), last.expand(5, 3))
 
 
-def grouped(x, groups):
-    """Maps with mean 0 and variance 1 over each image's groups of channels."""
-    parts = x.reshape(len(x), groups, -1)
-    var, mean = torch.var_mean(parts, dim=2, keepdim=True, correction=0)
-    return ((parts - mean) / (var + 1e-5).sqrt()).reshape(x.shape)
-
-
 def test_pooled_maps_are_normalised_within_an_image():
     """Two convolutions, each with pooling, norm (at first without scale) and ReLU, 84 units, a linear classifier."""
     torch.manual_seed(3)
@@ -73,7 +66,7 @@ def test_pooled_maps_are_normalised_within_an_image():
     for k, channels in ((1, 16), (2, 32)):
         h = F.max_pool2d(F.conv2d(h, w[f"conv{k}.weight"], w[f"conv{k}.bias"]), 2)
         assert h.shape[1] == channels
-        h = grouped(h, 4).relu()
+        h = F.group_norm(h, 4).relu()
     h = (h.flatten(1) @ w["hidden.weight"].T + w["hidden.bias"]).relu()
     torch.testing.assert_close(model.features(x), h)
     torch.testing.assert_close(model(x), h @ w["head.weight"].T + w["head.bias"])

@@ -22,29 +22,12 @@ def small(name: str, num_classes: int, **options) -> nn.Module:
     return build(name, num_classes, **SMALL.get(name, {}), **options)
 
 
-@pytest.mark.parametrize(
-    ("name", "classes", "options", "parameters", "tensors", "state", "feature_dim"),
-    [
-        ("small_cnn", 10, {}, 92_626, 14, 14, 84),
-        ("lenet", 10, {}, 82_278, 12, 12, 84),
-        ("resnet18_cifar", 7, {}, 11_564_615, 66, 126, 512),
-        ("resnet18", 10, {}, 11_181_642, 62, 122, 512),
-        ("wrn28_2", 10, {"norm": "group"}, 1_467_610, 80, 80, 128),
-        ("wrn28_8", 100, {}, 23_401_012, 80, 155, 512),
-        ("resnet8", 10, {}, 1_227_594, 29, 56, 256),
-        ("resnet8", 10, {"width": 1}, 78_042, 29, 56, 64),
-        ("resnet9", 10, {}, 6_575_370, 34, 58, 512),
-        ("resnet9_plain", 10, {}, 6_568_640, 9, 9, 512),
-        ("mlp", 10, {}, 13_002, 4, 4, 64),
-    ],
-)
-def test_sizes_are_the_published_ones(name, classes, options, parameters, tensors, state, feature_dim):
+@pytest.mark.parametrize(("name", "size"), [("lenet", 82_278), ("resnet9_plain", 6_568_640), ("mlp", 13_002)])
+def test_sizes_by_default(name, size):
+    """Of networks that are not compared with others' layer by layer, nor used by the golden runs."""
     with torch.device("meta"):
-        model = build(name, classes, **options)
-    assert sum(p.numel() for p in model.parameters()) == parameters
-    assert len(list(model.parameters())) == tensors
-    assert len(model.state_dict()) == state
-    assert model.feature_dim == feature_dim
+        model = build(name, 10)
+    assert sum(p.numel() for p in model.parameters()) == size
 
 
 SMALLEST = {
@@ -62,22 +45,14 @@ SMALLEST = {
 
 
 @pytest.mark.parametrize(("name", "side"), SMALLEST.items())
-def test_the_smallest_images_in_use_fit(name, side):
-    model = small(name, 5, image_size=side).eval()
-    x = torch.rand(2, 3, side, side)
-    features, logits = model.features(x), model(x)
-    assert features.shape == (2, model.feature_dim)
-    assert logits.shape == (2, 5)
-
-
-@pytest.mark.parametrize("name", [name for name in SMALLEST if name != "mlp"])
-def test_convolutions_are_channels_last_and_the_format_changes_no_value(name):
-    torch.manual_seed(0)
-    model = small(name, 4).double().eval()
+def test_the_smallest_images_in_use_fit_and_the_format_changes_no_value(name, side):
+    """Convolutions are channels-last."""
+    model = small(name, 5, image_size=side).double().eval()
     kernels = [m.weight for m in model.modules() if isinstance(m, nn.Conv2d)]
     assert all(w.is_contiguous(memory_format=torch.channels_last) for w in kernels)
-    x = torch.rand(3, 3, 32, 32, dtype=torch.float64)
-    last = model(x.to(memory_format=torch.channels_last))
+    x = torch.rand(2, 3, side, side, dtype=torch.float64)
+    features, last = model.features(x), model(x.to(memory_format=torch.channels_last))
+    assert features.shape == (2, model.feature_dim) and last.shape == (2, 5)
     first = model.to(memory_format=torch.contiguous_format)(x)
     torch.testing.assert_close(last, first)
 

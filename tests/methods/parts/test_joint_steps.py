@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from federations import contract_federation, site_of
+from federations import contract_federation, few_in, site_of
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,12 @@ def test_a_local_epoch(batch_size: int, unlabelled_bs: int, steps: int, size: in
         seen = torch.cat([batch["unlabelled"]["index"] for batch in batches[: 58 // size]])
         assert len(seen.unique()) == len(seen)  # shuffled passes, begun anew in every epoch
         assert set(seen.tolist()) <= set(site.data.unlabelled.tolist())
+
+
+def test_labels_alone_take_the_steps_of_their_images() -> None:
+    """As in the upper bound, where a client's 62 images all count as labelled."""
+    run = contract_federation("client_fixmatch", few_in("all_clients", hidden_labels="pooled"), batch_size=10)
+    site = site_of(run)
+    batches = list(site.batches(run.method.local_work(site), 0))
+    assert len(site.data.labelled) == 62 and not len(site.data.unlabelled)
+    assert [{name: len(samples["y"]) for name, samples in batch.items()} for batch in batches] == [{"labelled": 10}] * 6
