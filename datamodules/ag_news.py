@@ -19,7 +19,6 @@ from datamodules.io.sources import Arrays, sha256_of
 from datamodules.views.pipelines import WEAK_COPIES
 
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
-FOLDERS = ("ag_news_csv", "ag_news", ".")
 BACK_TRANSLATION = "ag_news_back_translation.npz"
 TEST_DIGEST = "13f335964e1d1061da023de993c5aae9517f09ca9fe515cc0ab412e97d900c0d"
 """``digest`` of the sorted keys of the test texts."""
@@ -177,7 +176,7 @@ def text_files(root: Path) -> list[Path]:
     Raises:
         DataError: there is neither.
     """
-    csvs = [[root / folder / "train.csv", root / folder / "test.csv"] for folder in FOLDERS]
+    csvs = [[root / folder / "train.csv", root / folder / "test.csv"] for folder in ("ag_news_csv", "ag_news", ".")]
     places = [[root / "ag_news.npz"], *csvs]
     for files in places:
         if all(file.exists() for file in files):

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, cast
 
@@ -183,14 +182,11 @@ class FSSLDataModule(L.LightningDataModule):
         options.check_arguments(type(self), self.hparams)
         options.check_together(self.hparams)
         self.partition_seed = run_seed if partition_seed is None else partition_seed
-        self.device = torch.device("cpu")
-        self.dtype = torch.float32
-        self.processes = 1
         self.image_size = side or self.image_size
         if not self.measured:
             self.views = self._views()
-        self._prepared: dict[Geometry | FeatureView, Tensor] = {}
         self._ready = False
+        self.place(torch.device("cpu"))
 
     def read(self) -> Arrays:
         """The data set's images and labels."""
@@ -236,14 +232,12 @@ class FSSLDataModule(L.LightningDataModule):
             return
         arrays = self._checked_arrays()
         check_arrays(self, arrays)
-        self.sha256, self.class_names = arrays.sha256, arrays.class_names
         self._store({field: torch.from_numpy(getattr(arrays, field)) for field in STORED})
         self.notes, self.knows_all = arrays.notes, bool((arrays.train_labels != HIDDEN).all())
         seed = stream_seed(self.partition_seed, self.hparams.partition_stream)
         division = shares(self.hparams, arrays.train_labels, seed, arrays.train_clients)
         self.partition, self.client_names = division.partition, division.names
-        if division.digest:
-            self.sha256 = {**self.sha256, Path(self.hparams.partition_file).name: division.digest}
+        self.class_names, self.sha256 = arrays.class_names, arrays.sha256 | division.sha256
         if len(division.tested):
             self.test_images, self.test_labels = self.train_images[division.tested], true_labels(self)[division.tested]
         self._place()
@@ -340,7 +334,7 @@ class FSSLDataModule(L.LightningDataModule):
 
     def pool(self) -> Tensor:
         """Positions of the whole unlabelled pool in stored order, leftovers included, int64."""
-        return self._pool
+        return torch.tensor(self.partition.pool, device=self.device)
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """All clients' and the server's data at once, for a plain ``Trainer``; see ``loaders.train_loader``."""
@@ -394,14 +388,14 @@ class FSSLDataModule(L.LightningDataModule):
         """The pipeline's views with the data set's size and constants, or those given in their place."""
         h = self.hparams
         mean, std = tuple(h.mean or self.mean), tuple(h.std or self.std)
-        look = pipelines.Look(self.image_size, h.zoom or self._zoom(), h.flip, mean, std, border=h.border)
+        look = pipelines.Look(self.image_size, self._zoom(), h.flip, mean, std, border=h.border)
         return pipelines.views(h.pipeline, look)
 
     def _zoom(self) -> int:
-        """Side to enlarge to, as far above the network's input as the data set's own is above its ``image_size``."""
+        """Side to enlarge to: ``zoom``, or as far above the network's input as the data set's is above its own."""
         cls = type(self)
-        zoom = cls.image_size * 5 / 4 if cls.zoom_size is None else cls.zoom_size
-        return round(zoom * self.image_size / cls.image_size)
+        zoom = cls.zoom_size or cls.image_size * 5 / 4
+        return self.hparams.zoom or round(zoom * self.image_size / cls.image_size)
 
     def _store(self, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
@@ -433,7 +427,7 @@ class FSSLDataModule(L.LightningDataModule):
         keep_true_labels(self, labels)
         self.train_images = self.train_images.to(device)
         self._test_prepared = self.views["test"].geometry.prepare(self.test_images.to(device))
-        self._prepared.clear()
+        self._prepared: dict[Geometry | FeatureView, Tensor] = {}
         unlabelled = unlabelled_sets(partition, self.hparams.union_mode)
         labelled = labelled_sets(partition, labels.cpu(), self.hparams.labelled_repeats)
         if self.hparams.hidden_labels == "pooled":
@@ -443,15 +437,9 @@ class FSSLDataModule(L.LightningDataModule):
         revealed = unlabelled.flat if reveals else unlabelled.flat[:0]
         index = torch.tensor(np.concatenate([labelled.flat, partition.server, revealed]), device=device)
         self.train_labels = torch.full_like(labels, HIDDEN).index_copy_(0, index, labels[index])
-
-        def site(labelled: Tensor, unlabelled: Tensor) -> SiteData:
-            visible = self.train_labels
-            return SiteData(labelled, visible[labelled], unlabelled, visible[unlabelled] if reveals else None)
-
-        self.clients = Sites(labelled, unlabelled, site, device)
+        self.clients = Sites(labelled, unlabelled, self.train_labels, reveals)
         server = torch.tensor(partition.server, device=device)
-        self._server = site(server, server[:0])
-        self._pool = torch.tensor(partition.pool, device=device)
+        self._server = SiteData(server, self.train_labels[server], server[:0], server[:0] if reveals else None)
 
 
 __all__ = ["FSSLDataModule", "Scenario", "SiteData"]

@@ -17,15 +17,15 @@ class CIFAR10(FSSLDataModule):
 
     def read(self) -> Arrays:
         """Images 32x32x3 in the order of the official batches."""
-        files = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
-        return read_cifar("CIFAR10", "cifar-10-batches-py", files, self.hparams.data_dir)
+        return read_cifar("CIFAR10", self.hparams.data_dir)
 
 
-def read_cifar(kind: str, folder: str, files: tuple[str, ...], data_dir: Folder) -> Arrays:
+def read_cifar(kind: str, data_dir: Folder) -> Arrays:
     """Read pickles, which torchvision opens only if their MD5 is the published one; see ``sources.load``."""
     from torchvision import datasets
 
     make = getattr(datasets, kind)
+    names = [*(name for name, _ in make.train_list + make.test_list), make.meta["filename"]]
 
     def read(root: Path, files: list[Path]) -> Arrays:
         train, test = make(root, train=True), make(root, train=False)
@@ -35,8 +35,8 @@ def read_cifar(kind: str, folder: str, files: tuple[str, ...], data_dir: Folder)
     return load(
         kind.lower(),
         data_dir,
-        [[f"{folder}/{file}" for file in files]],
+        [[f"{make.base_folder}/{name}" for name in names]],
         read,
-        f"Run torchvision.datasets.{kind}('.', download=True) where there is a network and copy {folder}",
+        f"Run torchvision.datasets.{kind}('.', download=True) where there is a network and copy {make.base_folder}",
         fetch=lambda root: make(root, download=True),
     )

@@ -14,4 +14,4 @@ class CIFAR100(FSSLDataModule):
 
     def read(self) -> Arrays:
         """Images 32x32x3 in the official order, with their fine labels."""
-        return read_cifar("CIFAR100", "cifar-100-python", ("train", "test", "meta"), self.hparams.data_dir)
+        return read_cifar("CIFAR100", self.hparams.data_dir)

@@ -70,28 +70,19 @@ class Folder(FSSLDataModule):
 
     def digests(self) -> dict[str, str]:
         """That of the paths and bytes of all images, by the name of the folder."""
-        return self._digests(listing(self._root(), self.hparams.clients_in))
+        root = located(self.hparams, "root")
+        return _digests(root, listing(root, self.hparams.clients_in))
 
     def read(self) -> Arrays:
         """The images, from the cache if they have been decoded before."""
-        h, root = self.hparams, self._root()
+        h, root = self.hparams, located(self.hparams, "root")
         pictures = listing(root, h.clients_in)
         side = h.side - 2 * h.border if h.side else None
-        digests = self._digests(pictures)
+        digests = _digests(root, pictures)
         text = f"{DECODING} {digests} {side} {h.test_fraction} {h.clients_in}"
         name = f"folder-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         arrays = sources.cached(name, h.data_dir, partial(_decoded, root, pictures, side, h.test_fraction))
         return replace(arrays, sha256=digests, notes=pictures.notes)
-
-    def _root(self) -> Path:
-        return located(self.hparams.root, self.hparams.data_dir, "root")
-
-    def _digests(self, pictures: "Listing") -> dict[str, str]:
-        digest, root = hashlib.sha256(), self._root()
-        for picture in (*pictures.train, *pictures.test):
-            content = sources.sha256_of(picture.file)
-            digest.update(os.fsencode(picture.file.relative_to(root)) + f"\0{content}\n".encode())
-        return {root.resolve().name: digest.hexdigest()}
 
 
 class Picture(NamedTuple):
@@ -141,6 +132,14 @@ def listing(root: Path, clients_in: str | None) -> Listing:
         belong = f"{root}: folders inside classes belong to them: {', '.join(sorted(deeper)[:6])}"
         notes += (f"{belong}; if these are classes, and those above are clients, give --data.clients_in folders",)
     return Listing(train, test, notes)
+
+
+def _digests(root: Path, pictures: Listing) -> dict[str, str]:
+    digest = hashlib.sha256()
+    for picture in (*pictures.train, *pictures.test):
+        content = sources.sha256_of(picture.file)
+        digest.update(os.fsencode(picture.file.relative_to(root)) + f"\0{content}\n".encode())
+    return {root.resolve().name: digest.hexdigest()}
 
 
 def _notes(root: Path, read: list[Path]) -> tuple[str, ...]:
@@ -264,19 +263,15 @@ def _images(place: Path, least: int = 1) -> list[Path]:
 
 def _decoded(root: Path, pictures: Listing, side: int | None, test_fraction: float) -> Arrays:
     parts = [pictures.train, pictures.test] if pictures.test else [pictures.train]
-    all_grey, size = True, (side, side) if side else None
-    for picture in (*pictures.train, *pictures.test):
-        grey, (width, height) = _header(picture.file)
-        all_grey = all_grey and grey
-        size = size or (width, height)
-        if not side and (width, height) != size:
+    headers = [(picture.file, *_header(picture.file)) for picture in (*pictures.train, *pictures.test)]
+    width, height = (side, side) if side else headers[0][2]
+    for file, _, size in headers:
+        if not side and size != (width, height):
             raise DataError(
-                f"{picture.file} has {width} x {height} pixels, the images before it {size[0]} x {size[1]}; give "
+                f"{file} has {size[0]} x {size[1]} pixels, the images before it {width} x {height}; give "
                 "--data.side to resize all to the same size"
             )
-    assert size is not None
-    width, height = size
-    channels = 1 if all_grey else 3
+    channels = 1 if all(grey for _, grey, _ in headers) else 3
     needed = sum(map(len, parts)) * height * width * channels
     check_memory(f"{root} at side {side}" if side else str(root), needed, available_bytes())
     images = [sources.decoded([picture.file for picture in part], height, width, channels) for part in parts]

@@ -4,7 +4,6 @@ import csv
 import random
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -22,7 +21,7 @@ class ISIC2018(FSSLDataModule):
     mean = (0.7630332, 0.5456457, 0.57004654)
     std = (0.14092809, 0.15261231, 0.16997086)
     image_size = 224
-    zoom_size: ClassVar[int] = 250
+    zoom_size = 250
 
     def read(self) -> Arrays:
         """Read ``<data_dir>/isic2018``: HAM10000_metadata, with or without .csv, and .jpg files in any subfolders.
@@ -30,7 +29,7 @@ class ISIC2018(FSSLDataModule):
         Training images become squares (Pillow, bilinear) of side ``zoom``, test images of the network's; they are
         cached in ``<data_dir>/isic2018-<side>-<side>.npz``.
         """
-        sides = (self.hparams.zoom or self._zoom(), self.image_size)
+        sides = (self._zoom(), self.image_size)
         return load(
             f"isic2018-{sides[0]}-{sides[1]}",
             self.hparams.data_dir,

@@ -48,7 +48,7 @@ class MNIST(FSSLDataModule):
 def read_mnist(
     kind: str,
     data_dir: Folder,
-    classes: Sequence[str],
+    classes: Sequence[str] = (),
     md5: Sequence[str | None] = (None,) * len(MD5),
     extra_places: Sequence[str] = (),
 ) -> Arrays:
@@ -57,15 +57,17 @@ def read_mnist(
     Args:
         kind: torchvision's class, which downloads it.
         data_dir: see ``sources.load``.
-        classes: the classes' names.
+        classes: the classes' names; default: torchvision's.
         md5: MD5 of the files' content, where it is checked.
         extra_places: where else a file may lie, with ``{}`` for the part.
     """
     from torchvision import datasets
 
+    make = getattr(datasets, kind)
+
     def read(root: Path, files: list[Path]) -> Arrays:
         train, train_labels, test, test_labels = map(_idx, files, md5)
-        return Arrays(train[..., None], train_labels, test[..., None], test_labels, tuple(classes), {})
+        return Arrays(train[..., None], train_labels, test[..., None], test_labels, tuple(classes or make.classes), {})
 
     places = [f"{kind}/raw/{{}}-ubyte", f"{kind}/raw/{{}}-ubyte.gz", *extra_places]
     return load(
@@ -74,7 +76,7 @@ def read_mnist(
         [[place.format(part) for part in MD5] for place in places],
         read,
         f"Run torchvision.datasets.{kind}('.', download=True) where there is a network and copy {kind}",
-        fetch=lambda root: getattr(datasets, kind)(root, download=True),
+        fetch=lambda root: make(root, download=True),
     )
 
 

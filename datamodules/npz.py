@@ -1,6 +1,5 @@
 """Your own images in one .npz file, in MedMNIST's format; needs --data.file."""
 
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -46,12 +45,12 @@ class Npz(FSSLDataModule):
 
     def digests(self) -> dict[str, str]:
         """That of the file."""
-        file = self._file()
+        file = located(self.hparams, "file")
         return {file.name: sha256_of(file)}
 
     def read(self) -> Arrays:
         """The arrays of the file."""
-        file, digests = self._file(), self.digests()
+        file, digests = located(self.hparams, "file"), self.digests()
         found = read_npz(file, {*FIELDS, *UNLABELLED, "client_ids"})
         parts = ("train", "test") if {"test_images", "test_labels"} & set(found) else ("train",)
         needed = [f"{part}_{what}" for part in parts for what in ("images", "labels")]
@@ -83,9 +82,6 @@ class Npz(FSSLDataModule):
             labels[0] = np.concatenate([labels[0], np.full(len(extra), HIDDEN)])
         more = {"sha256": digests, "train_clients": clients, "notes": notes}
         return arrays_of(file, images, labels, names, self.hparams.test_fraction, **more)
-
-    def _file(self) -> Path:
-        return located(self.hparams.file, self.hparams.data_dir, "file")
 
 
 def _with_channels(images: NDArray[Any]) -> NDArray[Any]:

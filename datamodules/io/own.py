@@ -7,22 +7,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datamodules.common.errors import DataError
-from datamodules.io.sources import Arrays, ArraysError, Folder
+from datamodules.io.sources import Arrays, ArraysError
 
 
-def located(given: str, data_dir: Folder, option: str) -> Path:
-    """Find a user's file or folder in the data directory or, if it is not there, in the current folder.
+def located(options: dict[str, Any], option: str) -> Path:
+    """Find the file or folder that an option of a data module names.
+
+    It is looked for in the data directory and, if it is not there, in the current folder.
 
     Raises:
         DataError: it is in neither; says where it was looked for.
     """
-    path = Path(given).expanduser()
-    places = [Path(data_dir) / path, path]
+    path = Path(options[option]).expanduser()
+    places = [Path(options["data_dir"]) / path, path]
     for place in places:
         if place.exists():
             return place
     looked = " and ".join(dict.fromkeys(str(place.absolute()) for place in places))
-    raise DataError(f"data.{option}={given} does not exist: looked for {looked}; give an existing path")
+    raise DataError(f"data.{option}={options[option]} does not exist: looked for {looked}; give an existing path")
 
 
 def arrays_of(

@@ -35,14 +35,14 @@ class Shares(NamedTuple):
         validation: ascending positions that go to nobody.
         tested: ascending positions that the test set is replaced by.
         names: the clients' names; their numbers, where nobody names them.
-        digest: SHA-256 of the partition file.
+        sha256: that of the partition file, if there is one, by its name.
     """
 
     partition: Partition
     validation: Positions
     tested: Positions
     names: tuple[str, ...]
-    digest: str | None = None
+    sha256: dict[str, str]
 
 
 def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any] | None = None) -> Shares:
@@ -71,10 +71,8 @@ def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any]
     if named is not None and named.labelled is not None:
         partition = named.partition(labels, seed)
     else:
-        held = [validation, tested, unknown]
-        if named is not None:
-            held.append(np.flatnonzero(named.owners == NOBODY))
-        drawn = _rest(labels, held)
+        nobodys = NOTHING if named is None else np.flatnonzero(named.owners == NOBODY)
+        drawn = _rest(labels, [validation, tested, unknown, nobodys])
         if not len(drawn):
             where = file or "the data set"
             raise DataError(f"{where} gives nobody an image with a label: name the client of one at least")
@@ -86,7 +84,7 @@ def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any]
         tested = labelled_holdout(partition, options["labelled_holdout"], seed)
         partition = partition.without_labelled(tested)
     names = tuple(map(str, range(partition.num_clients))) if named is None else named.names
-    return Shares(partition, validation, tested, names, named.digest if named else None)
+    return Shares(partition, validation, tested, names, named.sha256 if named else {})
 
 
 def validation_images(options: Options, images: int, seed: int, tested: Positions) -> Positions:
@@ -364,7 +362,7 @@ def _with_unknown(
     added = [NOTHING] * partition.num_clients
     if named is not None:
         added = [unknown[named.owners[unknown] == client] for client in range(len(added))]
-        unknown = NOTHING if named.digest else unknown[named.owners[unknown] == NOBODY]
+        unknown = NOTHING if named.sha256 else unknown[named.owners[unknown] == NOBODY]
     takers = [client for client, part in enumerate(partition.labelled) if not len(part)]
     if options["scenario"] != "partial_clients" or not takers:
         takers = list(range(len(added)))

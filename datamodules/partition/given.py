@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,14 @@ class NamedClients:
         names: the clients' names.
         owners: client of every training image, int64 [N]; ``NOBODY``'s images have none.
         labelled: by client, the positions that have labels or how many have; ``None``: the scenario chooses.
-        digest: SHA-256 of the partition file that says this; images of nobody stay so. ``None``: the data set says it.
+        sha256: that of the partition file that says this, by its name; images of nobody stay so. Empty: the data set
+            says it.
     """
 
     names: tuple[str, ...]
     owners: Positions
     labelled: Sequence[int | Positions] | None = None
-    digest: str | None = None
+    sha256: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, clients: NDArray[Any]) -> "NamedClients":
@@ -96,7 +97,7 @@ def read_clients(file: str, num_samples: int) -> NamedClients:
     try:
         text = Path(file).read_bytes()
         content = json.loads(text, object_pairs_hook=_with_unique_names)
-        return replace(_parsed(content, num_samples), digest=hashlib.sha256(text).hexdigest())
+        return replace(_parsed(content, num_samples), sha256={Path(file).name: hashlib.sha256(text).hexdigest()})
     except (OSError, ValueError) as error:
         raise DataError(f"cannot use the partition file {file}: {error}; {_FORM}") from error
 

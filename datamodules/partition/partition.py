@@ -62,11 +62,10 @@ class Partition:
         """
         labels = np.asarray(labels)
         counts = np.zeros(self.num_clients * num_classes, dtype=np.int64)
-        for parts, other_role in ((self.labelled, "unlabelled"), (self.unlabelled, "labelled")):
-            if role != other_role:
-                lists = Lists.of(parts)
-                known = lists.kept(labels[lists.flat] != HIDDEN)
-                counts += np.bincount(known.owners * num_classes + labels[known.flat], minlength=len(counts))
+        for field in ("labelled", "unlabelled") if role == "all" else (role,):
+            lists = Lists.of(getattr(self, field))
+            known = lists.kept(labels[lists.flat] != HIDDEN)
+            counts += np.bincount(known.owners * num_classes + labels[known.flat], minlength=len(counts))
         return counts.reshape(self.num_clients, num_classes)
 
     def without_labelled(self, held: ArrayLike) -> "Partition":

@@ -1,6 +1,6 @@
 """The data of clients and the server, and true labels for metrics."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -42,16 +42,14 @@ class Sites(Sequence[SiteData]):
     Args:
         labelled: positions with labels, by client.
         unlabelled: positions without labels, by client.
-        make: creates a site from both (int64 tensors).
-        device: device of these tensors.
+        labels: the labels that sites may see, int64 ``[num_images]``, on the device of what they hold.
+        reveals: whether clients see those of their unlabelled images.
     """
 
-    def __init__(
-        self, labelled: Lists, unlabelled: Lists, make: Callable[[Tensor, Tensor], SiteData], device: torch.device
-    ) -> None:
-        self._labelled, self._unlabelled, self._make = labelled, unlabelled, make
-        self._labelled_flat = torch.tensor(labelled.flat, device=device)
-        self._unlabelled_flat = torch.tensor(unlabelled.flat, device=device)
+    def __init__(self, labelled: Lists, unlabelled: Lists, labels: Tensor, reveals: bool) -> None:
+        self._labelled, self._unlabelled, self._labels, self._reveals = labelled, unlabelled, labels, reveals
+        self._labelled_flat = torch.tensor(labelled.flat, device=labels.device)
+        self._unlabelled_flat = torch.tensor(unlabelled.flat, device=labels.device)
         self._replaced: dict[int, SiteData] = {}
 
     def __len__(self) -> int:
@@ -61,9 +59,10 @@ class Sites(Sequence[SiteData]):
         k = range(len(self))[client]
         if k in self._replaced:
             return self._replaced[k]
-        labelled = slice(*self._labelled.starts[k : k + 2].tolist())
-        unlabelled = slice(*self._unlabelled.starts[k : k + 2].tolist())
-        return self._make(self._labelled_flat[labelled], self._unlabelled_flat[unlabelled])
+        labelled = self._labelled_flat[slice(*self._labelled.starts[k : k + 2].tolist())]
+        unlabelled = self._unlabelled_flat[slice(*self._unlabelled.starts[k : k + 2].tolist())]
+        revealed = self._labels[unlabelled] if self._reveals else None
+        return SiteData(labelled, self._labels[labelled], unlabelled, revealed)
 
     def __setitem__(self, client: int, site: SiteData) -> None:
         """From now on the client holds something else. For checks and tests."""

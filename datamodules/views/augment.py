@@ -11,7 +11,7 @@ of a view where a data set has feature vectors.
 """
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -107,7 +107,6 @@ class View:
     """
 
     geometry: Geometry
-    _: KW_ONLY
     mean: tuple[float, ...]
     std: tuple[float, ...]
     transforms: tuple[Transform, ...] = ()

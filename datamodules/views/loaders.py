@@ -1,7 +1,6 @@
 """Loaders for a plain Lightning ``Trainer``, which fits and tests a method on all clients' data at once."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -40,12 +39,12 @@ def train_loader(data: Any) -> DataLoader[Batch]:
     else:  # any other module
         streams = streams_of(everything, getattr(method, "views", VIEWS), method.hparams.get("batch_size", BATCH))
 
-    def generator(number: int, purpose: str) -> torch.Generator:
+    def generator(purpose: str) -> torch.Generator:
         device = "cpu" if purpose.startswith("order") else data.device
-        return random_streams.generator(data.hparams.run_seed, purpose, number, device=device)
+        return random_streams.generator(data.hparams.run_seed, purpose, method.current_epoch, device=device)
 
     def batches() -> Iterator[Batch]:
-        for batch in epoch(streams, data, partial(generator, method.current_epoch)):
+        for batch in epoch(streams, data, generator):
             yield _Part({name: _Part(samples) for name, samples in batch.items()})
 
     return DataLoader(_Batches(batches), batch_size=None)

@@ -50,7 +50,6 @@ class Look:
 
 
 Views = Mapping[str, View | FeatureView]
-Windows = Callable[[Look], dict[str, View]]
 
 
 def zoom_crop_flip(look: Look) -> dict[str, View]:
@@ -73,24 +72,23 @@ def pad_crop_flip(look: Look) -> dict[str, View]:
     return {"weak": look.view(window), "test": look.plain}
 
 
-def _strong(look: Look, recipe: RandAugment, window: Windows = pad_crop_flip) -> dict[str, View]:
-    weak = window(look)
-    return {**weak, "strong": look.view(weak["weak"].geometry, transforms=(recipe,))}
+def _strong(look: Look, recipe: RandAugment, windows: dict[str, View]) -> dict[str, View]:
+    return {**windows, "strong": look.view(windows["weak"].geometry, transforms=(recipe,))}
 
 
 def randaugment_uniform(look: Look) -> dict[str, View]:
     """``pad_crop_flip``; strong: another such window, 3 operations of uniform magnitude, a box ((FL)2)."""
-    return _strong(look, FIXMATCH_UNIFORM)
+    return _strong(look, FIXMATCH_UNIFORM, pad_crop_flip(look))
 
 
 def randaugment_maximal(look: Look) -> dict[str, View]:
     """``pad_crop_flip``; strong: another such window, 2 operations of maximal magnitude (SemiFL, FedDB)."""
-    return _strong(look, MAXIMAL)
+    return _strong(look, MAXIMAL, pad_crop_flip(look))
 
 
 def randaugment_levels(look: Look) -> dict[str, View]:
     """``pad_crop_flip``; strong: another such window, 2 operations at levels 1 to 9, a box (FedRGD)."""
-    return _strong(look, FIXMATCH_LEVELS)
+    return _strong(look, FIXMATCH_LEVELS, pad_crop_flip(look))
 
 
 def randaugment_levels_cutout(look: Look) -> dict[str, View]:
@@ -103,7 +101,7 @@ def randaugment_levels_cutout(look: Look) -> dict[str, View]:
 
 def randaugment_affine(look: Look) -> dict[str, View]:
     """``zoom_crop_flip``; strong: another such window, 2 affine operations (ours, for tiny images)."""
-    return _strong(look, AFFINE, zoom_crop_flip)
+    return _strong(look, AFFINE, zoom_crop_flip(look))
 
 
 def randaugment_grid(look: Look) -> dict[str, View]:

@@ -123,7 +123,13 @@ def affine(images: Tensor, maps: Tensor, fill: int) -> Tensor:
     centred[:, 2::3] += half[:, 0::3]
     centred[:, 2::3] += half[:, 1::3]
     a, b, c, d, e, f = (centred * 65536 + 0.5).floor().to(torch.int64)[:, :, None, None].unbind(1)
-    return _pick(images, (d * x + (e * y + f)) >> 16, (a * x + c + b * y) >> 16, fill)
+    y, x = (d * x + (e * y + f)) >> 16, (a * x + c + b * y) >> 16
+    count, height, width, channels = images.shape
+    outside = (y < 0) | (y >= height) | (x < 0) | (x >= width)
+    first = torch.arange(count, device=images.device)[:, None, None] * (height * width)
+    position = torch.where(outside, count * height * width, first + y * width + x)
+    pixels = torch.cat((images.reshape(-1, channels), images.new_full((1, channels), fill)))
+    return pixels.index_select(0, position.flatten()).view_as(images)
 
 
 def smooth_shear(images: Tensor, v: Tensor, axis: int, taps: int) -> Tensor:
@@ -215,16 +221,6 @@ def _grid(images: Tensor) -> tuple[Tensor, Tensor]:
     """Row numbers [1, h, 1] and column numbers [1, 1, w], int64."""
     rows, columns = (torch.arange(n, device=images.device) for n in images.shape[1:3])
     return rows[None, :, None], columns[None, None, :]
-
-
-def _pick(images: Tensor, y: Tensor, x: Tensor, fill: int = 0) -> Tensor:
-    """Pixels at rows `y` and columns `x` (int64, broadcast to [b, h, w]), `fill` outside the image."""
-    count, height, width, channels = images.shape
-    outside = (y < 0) | (y >= height) | (x < 0) | (x >= width)
-    first = torch.arange(count, device=images.device)[:, None, None] * (height * width)
-    position = torch.where(outside, count * height * width, first + y * width + x)
-    pixels = torch.cat((images.reshape(-1, channels), images.new_full((1, channels), fill)))
-    return pixels.index_select(0, position.flatten()).view_as(images)
 
 
 def _with_coefficient(v: Tensor, place: int) -> Tensor:

@@ -143,7 +143,6 @@ class RandAugment:
 
 _NONE = Levels((0.0,))
 _LEVELS = range(1, 10)
-_WEAKEN = Levels(tuple(0.09 * v + 0.05 for v in _LEVELS))
 _GRID = [step / 9 for step in range(5)]
 _ENHANCE = ("brightness", "colour", "contrast", "sharpness")
 _SHEAR = ("shear_x", "shear_y")
@@ -188,7 +187,7 @@ equivalent to probability 1/2.
 FIXMATCH_LEVELS = RandAugment(
     laws=(
         (_NONE, ("autocontrast", "equalize", "identity")),
-        (_WEAKEN, _ENHANCE),
+        (Levels(tuple(0.09 * v + 0.05 for v in _LEVELS)), _ENHANCE),
         (Levels(tuple(int(0.4 * v) + 4 for v in _LEVELS)), ("posterize",)),
         (Levels(tuple(256 - int(25.6 * v) for v in _LEVELS)), ("solarize",)),
         (Levels(tuple(3 * v for v in _LEVELS), signed=True), ("rotate",)),
