@@ -20,7 +20,7 @@ from lightning import Fabric
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from benchmark.config import Run, RunConfig, Runtime, from_dict, with_pipeline
-from benchmark.federation.assembly import assemble, make, make_method
+from benchmark.federation.assembly import assemble, make_method
 from benchmark.federation.loop import Federation
 from benchmark.federation.metrics import scores
 from benchmark.launch.run import fit as fit_on_disk
@@ -260,29 +260,25 @@ def load_rounds(paper: str, scale: str, results_dir: str | Path = "results") -> 
     return frame.rounds(suite, suite.matching([], scale), scale, results_dir)
 
 
-class _RowCollector:
+class _Rows(list[dict[str, Any]]):
     """Callback that collects the evaluated rounds."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
 
     def on_round_end(self, federation: Federation, row: dict[str, Any] | None) -> None:
         if row is not None:
-            self.rows.append(row)
+            self.append(row)
 
 
 def _in_memory(run: Run) -> Result:
-    runtime, collector = run.config.runtime, _RowCollector()
+    runtime, rows = run.config.runtime, _Rows()
     fabric = _fabric(run.config.precision, accelerator_here(runtime.accelerator))
     fabric.launch()
     num_threads = min(torch.get_num_threads(), free_threads()) if runtime.threads == "auto" else runtime.threads
     with threads(num_threads), torch.random.fork_rng(devices=[]):
-        method, data = make(run, fabric.device)
-        federation = assemble(run, method, data, fabric, [collector, *callbacks(runtime.callbacks)])
+        federation = assemble(run, fabric, [rows, *callbacks(runtime.callbacks)])
         federation.run()
         federation.become_server()
-    result = Result(run, collector.rows, averaged=federation.averaged)
-    result.method, result.data = method.eval(), data
+    result = Result(run, rows, averaged=federation.averaged)
+    result.method, result.data = federation.method.eval(), federation.data
     return result
 
 

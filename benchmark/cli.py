@@ -20,19 +20,9 @@ from benchmark.runs.console import printable, tell_downloads
 from datamodules.common.errors import BenchError, ConfigError, Stopped, one_line
 from datamodules.common.yaml import read_value
 
-MODULES: dict[str, Any] = {
-    "fit": fit,
-    "table": table,
-    "admit": admit,
-    "tune": tune,
-    "enter": enter,
-    "status": status,
-    "plot": plot,
-    "describe": describe,
-    "verify": verify,
-    "records": records,
-    "list": names,
-}
+NAMED = (fit, table, admit, tune, enter, status, plot, describe, verify, records)
+MODULES: dict[str, Any] = {module.__name__.rpartition(".")[2]: module for module in NAMED} | {"list": names}
+"""The commands by name: that of their module, except for ``list``."""
 UNREAD = 141  # a shell's exit code for a program that SIGPIPE has ended
 WITH_DOTTED = ("fit", "enter", "describe")
 """Commands that take options with a dot, such as ``--method.lr``."""
@@ -79,10 +69,10 @@ def _run(argv: Sequence[str]) -> int:
     parsed = _parsed(arguments)
     command, options = parsed.subcommand, parsed[parsed.subcommand]
     if command in WITH_DOTTED:
-        return int(MODULES[command].run(options, dotted))
+        return MODULES[command].run(options, dotted) or 0
     if dotted:
         raise ConfigError(f"{command} takes no --{next(iter(dotted))}: what a table runs is in its suite file")
-    return int(MODULES[command].run(options))
+    return MODULES[command].run(options) or 0
 
 
 def split_dotted(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:

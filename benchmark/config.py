@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -199,7 +198,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
     """A configuration without ``runtime``, as a record has it: the content of ``config.yaml``."""
     plain = asdict(config)
     del plain["runtime"]
-    return dict(json.loads(json.dumps(plain)))
+    return json.loads(json.dumps(plain))
 
 
 def run_id(config: RunConfig) -> str:
@@ -325,7 +324,7 @@ def with_pipeline(values: Mapping[str, Any]) -> dict[str, Any]:
     if pipeline is None or "pipeline" in data.init_args:
         return dict(values)
     default = _defaults(find_class(data.class_path, KINDS["data"]), "data").get("pipeline")
-    base_default = signature(imported(KINDS["data"].base)).parameters["pipeline"].default
+    base_default = _defaults(imported(KINDS["data"].base), "data")["pipeline"]
     return apply(values, {"data.pipeline": pipeline}) if default == base_default else dict(values)
 
 

@@ -147,10 +147,9 @@ def is_importable(cls: type) -> bool:
     """Whether another process finds the class under its dotted path."""
     if not all(part.isidentifier() for part in path_of(cls).split(".")):
         return False  # defined in a function, or in a script that `runpy` runs
-    try:
+    with suppress(ImportError, AttributeError):
         return cls.__module__ != "__main__" and imported(path_of(cls)) is cls
-    except (ImportError, AttributeError):
-        return False
+    return False
 
 
 def imported(path: str) -> Any:
@@ -181,7 +180,7 @@ def _required(cls: type) -> set[str]:
     return {name for name, argument in parameters(cls).items() if argument.default is argument.empty}
 
 
-def handed_over(cls: type, slot: str, given: Collection[str] = ()) -> set[str]:
+def handed_over(cls: type, slot: str, given: Collection[str]) -> set[str]:
     """Arguments of ``cls`` that are the run's to supply: the kind's own, and those without default or given value."""
     return set(KINDS[slot].supplied) | (_required(cls) - set(given))
 
@@ -194,7 +193,7 @@ def build(spec: ClassSpec, slot: str, **supplied: Any) -> Any:
     """
     cls = find_class(spec.class_path, KINDS[slot])
     given = _without_retired(cls, spec.init_args)
-    args = converted(cls, given, slot, handed_over(cls, slot, given) | set(supplied))
+    args = converted(cls, given, slot, handed_over(cls, slot, given))
     for name in sorted(_required(cls) - set(args) - set(supplied)):
         raise ConfigError(f"{slot} argument '{name}' of {cls.__name__} has no default: give --{slot}.{name}")
     try:

@@ -4,7 +4,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from datamodules.partition.roster import Roster
@@ -83,7 +82,6 @@ class FedRGD(FixMatch):
         """See ``unsup_norm``."""
         return super().mean_loss(losses, keep) if self.hparams.unsup_norm == "confident" else (losses * keep).mean()
 
-    @torch.no_grad()
     def aggregate(self, uploads: Sequence[Upload]) -> None:
         """Compute each group's mean and the mean of these; a group without uploads keeps its slot."""
         means: dict[int, dict[str, Tensor]] = {}

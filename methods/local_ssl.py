@@ -124,10 +124,8 @@ class LocalSSL(FedMethod):
         """Take a fixed number of steps per local epoch, or one pass over the labelled images."""
         h = self.hparams
         streams = self.streams(client.data)
-        for stream in streams.values():
-            stream.cycle = True
-        if h.steps_per_visit is None and streams:
-            streams["labelled" if "labelled" in streams else "unlabelled"].cycle = False
+        for name, stream in streams.items():
+            stream.cycle = h.steps_per_visit is not None or (name == "unlabelled" and "labelled" in streams)
         return [Pass(streams, h.steps_per_visit)] * int(h.local_epochs)
 
     def on_train_start(self) -> None:

@@ -40,6 +40,9 @@ class RSCFed(SharpenedTeacher):
         labelled_weight_mode: ``once``: the factor is applied after the exponential; ``squared``: also to the sizes
             before the subset's average (the cleaned-up release); ``share:x``: labelled clients together weigh x.
         dma_distance: see ``tensor_distance``.
+
+    Raises:
+        ConfigError: an unknown ``labelled_weight_mode``, or a share outside [0, 1].
     """
 
     def __init__(
@@ -56,7 +59,11 @@ class RSCFed(SharpenedTeacher):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        has_fixed_share(self.hparams.labelled_weight_mode)  # refuses an unknown mode
+        mode = self.hparams.labelled_weight_mode
+        if mode.startswith("share:"):
+            read_mode(mode)  # refuses a share outside [0, 1]
+        elif mode not in ("once", "squared"):
+            raise ConfigError(f"labelled_weight_mode {mode!r}: write once, squared or share:<0..1>")
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """Return the labelled clients during warm-up, then ``subsets`` independent draws (Algorithm 1, line 3).
@@ -86,7 +93,7 @@ class RSCFed(SharpenedTeacher):
         """
         if self.is_warmup(uploads[0].visit.round):
             return super().weights(uploads)
-        h, fixed_share = self.hparams, has_fixed_share(self.hparams.labelled_weight_mode)
+        h, fixed_share = self.hparams, self.hparams.labelled_weight_mode.startswith("share:")
         states, n = [u.tensors for u in uploads], [u.weight for u in uploads]
         labelled = [u.visit.labelled for u in uploads]
         if min(n) <= 0:
@@ -108,20 +115,6 @@ class RSCFed(SharpenedTeacher):
             weights = share_weights(weights, labelled, h.labelled_weight_mode)
         total = sum(weights)
         return [weight / total for weight in weights]
-
-
-def has_fixed_share(mode: str) -> bool:
-    """Whether a ``labelled_weight_mode`` gives the labelled clients a fixed share instead of a factor.
-
-    Raises:
-        ConfigError: an unknown mode, or a share outside [0, 1].
-    """
-    if mode.startswith("share:"):
-        read_mode(mode)
-        return True
-    if mode not in ("once", "squared"):
-        raise ConfigError(f"labelled_weight_mode {mode!r}: write once, squared or share:<0..1>")
-    return False
 
 
 def shifted_exponential(exponents: Sequence[float], groups: Sequence[bool]) -> list[float]:

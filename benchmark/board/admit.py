@@ -88,11 +88,9 @@ def admit(suite: Suite, scale: str, runtime: Runtime, jobs: int) -> dict[str, An
     suite.admitted.own(scale)  # so that it is not found damaged when the runs are over
     needed = candidates(suite, scale, runtime)
     by_id = {run.id: run for of_setting in needed.values() for runs in of_setting.values() for run in runs}
-    missing = [run for run in by_id.values() if not is_done(run)]
-    if missing:
+    if missing := [run for run in by_id.values() if not is_done(run)]:
         pool.run_all(missing, jobs)
-    without = [run for run in missing if state(run.folder) != "complete"]
-    if without:
+    if without := [run for run in missing if state(run.folder) != "complete"]:
         names = ", ".join(f"{run.cells[0]}, seed {run.config.seed} ({run.folder})" for run in without[:3])
         raise RunError(f"{len(without)} runs without a result: {names}. Fix what failed and run admit again")
     verdicts = {name: judged(runs, suite.reading(scale)) for name, runs in needed.items()}

@@ -16,7 +16,7 @@ from benchmark.launch import pool
 from benchmark.launch.recorder import is_complete
 from benchmark.runs.code_identity import by_other_code, revision
 from benchmark.runs.records import READING, code_versions, read_record
-from benchmark.runs.states import state
+from benchmark.runs.states import look, state
 from benchmark.suites.plan import Row
 from benchmark.suites.schema import Tuning
 from benchmark.suites.suite import Suite
@@ -149,19 +149,18 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     suite.check_writable("choices", "tune")
     remaining = [row for row in rows if not suite.spec.tables[row.table].untuned]
     choices: dict[str, dict[str, Any]] = {}
-    unscored: list[Run] = []
+    lost: list[tuple[Trial, Run]] = []
     while remaining:
         kept = all_kept(suite, scale, remaining)
         steps = {row.full_name: trials_of(suite, scale, row, runtime, kept[row.full_name]) for row in remaining}
         ended = {name: choice(scored) for name, (scored, missing) in steps.items() if not missing}
         choices |= ended
         suite.tuned.add(scale, {name: entry | {"trials": kept[name]} for name, entry in ended.items()})
-        lost = _run(suite, scale, [trial for _, missing in steps.values() for trial in missing], kept, jobs)
-        unscored += [run for _, run in lost]
-        failed = {trial.row.full_name for trial, _ in lost}
-        remaining = [row for row in remaining if row.full_name not in ended.keys() | failed]
-    if unscored:
-        names = ", ".join(f"{run.cells[0]} ({run.folder}: {state(run.folder)})" for run in unscored)
+        lost += _run(suite, scale, [trial for _, missing in steps.values() for trial in missing], kept, jobs)
+        over = choices.keys() | {trial.row.full_name for trial, _ in lost}
+        remaining = [row for row in remaining if row.full_name not in over]
+    if lost:
+        names = ", ".join(f"{run.cells[0]} ({run.folder}: {state(run.folder)})" for _, run in lost)
         raise RunError(
             f"no score of {names}: nothing is chosen for these rows. Fix what failed, wait for runs of other "
             "processes, and run tune again"
@@ -174,15 +173,13 @@ def _run(
 ) -> list[tuple[Trial, Run]]:
     """Run trials and keep their scores; returns what has none in the end."""
     missing = [(trial, run) for trial in planned for run in trial.runs if not score_of(run, kept[trial.row.full_name])]
-    runs = {run.id: run for _, run in missing if not is_done(run)}
-    if runs:
+    if runs := {run.id: run for _, run in missing if not is_done(run)}:
         pool.run_all(list(runs.values()), jobs)
     ended = [(trial, run, entry) for trial, run in missing if (entry := _entry(trial, run))]
     for trial, run, entry in ended:
         kept[trial.row.full_name][run.id] = entry
     _keep(suite, scale, {trial.row.full_name: kept[trial.row.full_name] for trial, _, _ in ended})
-    scored = {run.id for _, run, _ in ended}
-    return [(trial, run) for trial, run in missing if run.id not in scored]
+    return [(trial, run) for trial, run in missing if not score_of(run, kept[trial.row.full_name])]
 
 
 def _keep(suite: Suite, scale: str, trials: Mapping[str, Any]) -> None:
@@ -197,7 +194,7 @@ def is_done(run: Run) -> bool:
     Raises:
         ConfigError: the run was made by other code, or see ``is_complete``.
     """
-    if state(run.folder) == "complete" and by_other_code(run, read_record(run.folder)):
+    if (record := look(run.folder).record) and by_other_code(run, record):
         raise ConfigError(
             f"{run.folder} was made by other code of {run.config.method.name} than is there now; delete the folder to "
             "run it again"

@@ -69,7 +69,7 @@ def jobs_of(options: Namespace, runtime: Runtime) -> int:
     """How many runs to make at once, by ``--jobs``."""
     from benchmark.launch.placement import default_jobs
 
-    jobs = default_jobs(runtime) if options.jobs == "auto" else int(options.jobs)
+    jobs = default_jobs(runtime) if options.jobs == "auto" else options.jobs
     if jobs < 1:
         raise ConfigError(f"--jobs is {jobs}; it must be at least 1")
     return jobs

@@ -29,10 +29,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--export", type=TEXT, help="write the partition to this file, for --data.partition_file")
 
 
-def run(options: Namespace, dotted: dict[str, Any]) -> int:
-    """Run the command; returns its exit code."""
+def run(options: Namespace, dotted: dict[str, Any]) -> None:
+    """Run the command."""
     if asked_help(dotted):
-        return 0
+        return
     if others := [name for name in dotted if not name.startswith("data.")]:
         raise ConfigError(f"--{others[0]}: describe takes no options but those of the data set, --data.NAME")
     values = apply({}, {"data": options.data, **dotted})
@@ -52,7 +52,6 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     if options.export:
         data.export(options.export)
         print(f"saved {options.export}")
-    return 0
 
 
 def _summary(data: Any) -> str:
@@ -84,4 +83,4 @@ def _summary(data: Any) -> str:
     if unknown.any():
         table["unknown"] = [*unknown, unknown.sum()]
         table["images"] += table["unknown"]
-    return str(tabulate(table.rename_axis("client"), "keys", tablefmt="simple", stralign="right", numalign="right"))
+    return tabulate(table.rename_axis("client"), "keys", tablefmt="simple", stralign="right", numalign="right")

@@ -22,16 +22,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     common.add_seeds_argument(parser)
     parser.add_argument("--method", type=str, required=True, help="name or dotted path of the method")
     parser.add_argument("--table", type=str, required=True, help="the setting: a table of the suite")
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="delete what earlier trials and runs of the method in this setting have left, and run them again",
-    )
+    about = "delete what earlier trials and runs of the method in this setting have left, and run them again"
+    common.add_flag(parser, "--overwrite", about)
     common.add_jobs_arguments(parser)
 
 
-def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
-    """Run the command; returns its exit code."""
+def run(options: Namespace, dotted: Mapping[str, Any]) -> None:
+    """Run the command."""
     if others := [name for name in dotted if not name.startswith("method.")]:
         raise ConfigError(f"enter takes no --{others[0]}: all rows of a setting share it")
     from benchmark.board.enter import enter
@@ -75,4 +72,3 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     print(f"\nthe row is described by {suite.where}, what was tried by {suite.tuned.path(options.scale)}")
     if bad := [outcome for outcome in outcomes if outcome.status != "complete"]:
         raise RunError(f"{len(bad)} runs have no result, first {bad[0].run.cells[0]}: {bad[0].message}")
-    return 0

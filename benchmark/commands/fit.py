@@ -125,16 +125,15 @@ def compared(points: Sequence[Point], by_point: Sequence[Sequence[Run]]) -> str:
     """
     from tabulate import tabulate
 
+    from benchmark.report.formats import half
     from benchmark.report.statistics import interval
 
     report, body = by_point[0][0].config.report, []
     for point, runs in zip(points, by_point, strict=True):
         scores = [record[READING[report]]["acc"] for run in runs if (record := look(run.folder).record)]
-        half = interval(scores)
-        spread = "" if half is None else f" ± {half:.2f}"
-        mean = f"{fmean(scores):.2f}{spread}" if scores else "no result"
+        mean = f"{fmean(scores):.2f}{half(interval(scores))}" if scores else "no result"
         body.append([*point.values(), mean, str(len(scores))])
-    return str(tabulate(body, [*points[0], f"acc ({report})", "seeds"], tablefmt="simple", disable_numparse=True))
+    return tabulate(body, [*points[0], f"acc ({report})", "seeds"], tablefmt="simple", disable_numparse=True)
 
 
 def _start(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[str, Any], Run | None]:
@@ -194,7 +193,7 @@ def _run_one(run: Run, export: str | None) -> int:
     from benchmark.runs.exported import export as write_model
 
     def is_first() -> bool:  # which is known for sure once the processes have met
-        return bool(getattr(rank_zero_only, "rank", 0) == 0)
+        return getattr(rank_zero_only, "rank", 0) == 0
 
     keep_memory()
     before = state(run.folder)

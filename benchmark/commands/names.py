@@ -22,14 +22,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("what", type=What, nargs="?", help="what to list; default: all")
 
 
-def run(options: Namespace) -> int:
-    """Run the command; returns its exit code."""
+def run(options: Namespace) -> None:
+    """Run the command."""
     for what in [options.what] if options.what else get_args(What):
         found = _found(what)
         print(f"{what}:")
         for name, about in found.items():
             print(printable(f"  {name:<{max(map(len, found))}}  {about}".rstrip()))
-    return 0
 
 
 def _found(what: str) -> dict[str, str]:

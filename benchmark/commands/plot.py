@@ -30,8 +30,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--out", type=str, default="curves.png", help="file to write; its suffix gives the format")
 
 
-def run(options: Namespace) -> int:
-    """Run the command; returns its exit code."""
+def run(options: Namespace) -> None:
+    """Run the command."""
     from benchmark.report.plots import learning_curves, read_runs, read_suite_rows
 
     labels, columns = listed(options.labels, "--labels"), listed(options.columns, "--columns")
@@ -42,4 +42,3 @@ def run(options: Namespace) -> int:
     else:
         curves = read_runs(options.runs, labels)
     print(f"wrote {learning_curves(curves, columns, options.out, options.axis)}")
-    return 0

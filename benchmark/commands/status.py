@@ -17,10 +17,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
 
 
-def run(options: Namespace) -> int:
-    """Run the command; returns its exit code."""
+def run(options: Namespace) -> None:
+    """Run the command."""
     from benchmark.report.status import show
 
     seeds, runtime = numbers(options.seeds, "--seeds"), Runtime(results_dir=options.results_dir)
     show(load(options.paper).plan(options.scale, seeds, runtime), options.runs)
-    return 0

@@ -62,7 +62,7 @@ def run(options: Namespace) -> int:
     plan = suite.plan(options.scale, [*defaults, *seeds], runtime, precision=options.precision, rounds=options.rounds)
     table_numbers = common.listed(options.tables, "--tables")
     methods = common.listed(options.methods, "--methods", suite.spec.labels)
-    only = common.listed(options.only, "--only", suite.names())
+    only = common.listed(options.only, "--only", [row.name for row in suite.rows])
     wanted = suite.select(plan, table_numbers, methods, only, seeds or defaults)
     published = suite.published()  # fails before anything runs if the file is missing
     states = {run.id: "missing" if options.overwrite else plan.found[run.id].state for run in wanted}
@@ -82,7 +82,7 @@ def run(options: Namespace) -> int:
     outcomes = run_all(missing, jobs) if missing else []
 
     plan.look_again()
-    pages = tables.render(suite, plan, published)
+    pages = [tables.Page(suite, plan, published, table) for table in suite.tables]
     written = tables.write(suite, variant, pages, results)
     if suite.ranked:
         written += leaderboard.write(suite, plan, results, name)

@@ -18,13 +18,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     common.add_jobs_arguments(parser)
 
 
-def run(options: Namespace) -> int:
-    """Run the command; returns its exit code."""
+def run(options: Namespace) -> None:
+    """Run the command."""
     from benchmark.board.tune import tune
 
     runtime = common.runtime_of(options)
     suite = load(options.paper)
-    rows = suite.matching(common.listed(options.row, "--row", suite.names()), options.scale)
+    rows = suite.matching(common.listed(options.row, "--row", [row.name for row in suite.rows]), options.scale)
     jobs = common.jobs_of(options, runtime)
     if options.overwrite:
         common.forget_trials(suite, options.scale, rows, runtime)
@@ -33,4 +33,3 @@ def run(options: Namespace) -> int:
         chosen = ", ".join(f"{option} {value:g}" for option, value in made["options"].items())
         print(f"{name}: {chosen} of {len(made['tried'])} tried{'' if made['interior'] else ', not interior'}")
     print(f"wrote {suite.tuned.path(options.scale)}" if tuned else "nothing to tune: all keep their papers' rates")
-    return 0

@@ -2,9 +2,9 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache, cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -117,12 +117,7 @@ def make_method(
 
 
 def make_federation(
-    method: Method,
-    data: FSSLDataModule | None = None,
-    rounds: int = ROUNDS,
-    precision: str = "32-true",
-    run_seed: int = 0,
-    **args: Any,
+    method: Method, data: FSSLDataModule | None = None, rounds: int = ROUNDS, precision: str = "32-true", **args: Any
 ) -> Federation:
     """A federation of a method with a new network, in the scenario that the method is made for.
 
@@ -131,7 +126,6 @@ def make_federation(
         data: set up; default: all digits.
         rounds: number of rounds.
         precision: see ``RunConfig``.
-        run_seed: of the run.
         args: of the federation (``ENGINE``), and of ``make_method``.
     """
     data = data or make_data(**options_for(method))
@@ -140,7 +134,7 @@ def make_federation(
     if precision == "64-true":
         module = module.double()
         data.place(torch.device("cpu"), torch.float64)
-    return Federation(module, data, data.roster(0), plain_fabric(precision), rounds, seed=run_seed, **options)
+    return Federation(module, data, data.roster(0), plain_fabric(precision), rounds, seed=0, **options)
 
 
 def brief(method: Method) -> dict[str, Any]:
@@ -183,8 +177,7 @@ def half_trained() -> dict[str, Tensor]:
     return {name: value.clone() for name, value in model.float().state_dict().items()}
 
 
-@dataclass
-class ReferenceRun:
+class ReferenceRun(NamedTuple):
     """What the reference engine makes of a method in the contract's three rounds.
 
     Args:
@@ -194,10 +187,10 @@ class ReferenceRun:
         averaged: the reading of the averaged model of the last two rounds.
     """
 
-    rows: list[Row] = field(default_factory=list)
-    servers: list[dict[str, Tensor]] = field(default_factory=list)
-    states: list[bytes] = field(default_factory=list)
-    averaged: Row = field(default_factory=dict)
+    rows: list[Row]
+    servers: list[dict[str, Tensor]]
+    states: list[bytes]
+    averaged: Row
 
 
 class Subject:
@@ -233,13 +226,12 @@ class Subject:
     @cached_property
     def reference(self) -> ReferenceRun:
         """The reference run. It must not be changed."""
-        federation, run = self.federation(), ReferenceRun()
+        federation, rows, servers, states = self.federation(), [], [], []
         for stop in range(ROUNDS + 1):
-            run.rows += rounds_until(federation, stop)
-            run.servers.append(federation.server)
-            run.states.append(bytes(dumped(federation.state_dict())))
-        run.averaged = federation.evaluate_averaged()
-        return run
+            rows.extend(rounds_until(federation, stop))
+            servers.append(federation.server)
+            states.append(bytes(dumped(federation.state_dict())))
+        return ReferenceRun(rows, servers, states, federation.evaluate_averaged())
 
     @cached_property
     def in_double(self) -> dict[str, Tensor]:

@@ -2,13 +2,10 @@
 
 import gc
 import inspect
-import os
 import random
 import re
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -23,6 +20,7 @@ from benchmark.contract.attributes import different, same
 from benchmark.contract.federations import Subject, by_place, require_equal, rounds_until, some_visits
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
+from benchmark.federation.recording import users_line
 from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common import streams
 from datamodules.partition.roster import Roster
@@ -319,6 +317,5 @@ class WatchedDevices(TorchFunctionMode):
 
     def note(self, what: str) -> None:
         """Add a call, with the line of the code that is neither torch's nor this module's."""
-        skipped = (f"{Path(torch.__file__).parent}{os.sep}", __file__)
-        frame = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(skipped)][-1]
-        self.strays.add(f"{what} at {frame.filename}:{frame.lineno} ({frame.name}): {STRAY}")
+        line, function = users_line(__file__)
+        self.strays.add(f"{what} at {line} ({function}): {STRAY}")

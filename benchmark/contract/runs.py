@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
 
-from benchmark.contract.attributes import different, own_modules
+from benchmark.contract.attributes import copied, different, own_modules
 from benchmark.contract.federations import ROUNDS, Subject, by_place, require_equal, rounds_until, some_visits
 from benchmark.contract.isolation import noise, unlabelled
 from benchmark.federation import collectives
@@ -30,7 +30,7 @@ from benchmark.federation.replay import RecordedStep, Replay
 from benchmark.federation.site import LocalSite, stream_of
 from datamodules.base import SiteData
 from datamodules.views.batches import Batch, LocalWork
-from methods.base import FedMethod, Scope, Visit
+from methods.base import FedMethod, Visit
 from methods.parts.aggregation import num_bytes
 
 PSEUDO = ("pseudo/selected", "pseudo/certain")
@@ -43,7 +43,6 @@ which accounts for about 0.01. In bfloat16 more of them flip, which accounts for
 """
 FALL = 0.97
 """Within three rounds the test loss must fall to at most this share of that before the first round."""
-SCOPES: tuple[Scope, ...] = ("shared", "personal", "local", "server")
 ELSEWHERE = 5  # how far from its own place in the visit a step is recorded, in steps and epochs
 
 
@@ -186,7 +185,7 @@ def check_a_visit_is_a_fit(subject: Subject) -> None:
     for visit in visits:
         sent, start = engine.send(visit, federation.server), engine.start_of(federation.clients.get(visit.client))
         left = engine.start_of(engine.run_visit(visit, sent, start)[1]).optimizers
-        visited = module.tensors(*SCOPES)
+        visited = copied(module.registered())
         with engine.context.seeded(*stream_of(visit)), warnings.catch_warnings(action="ignore"):
             site, work = engine.seats[0].begin_visit(visit, sent, start)
             if not work:  # no fit
@@ -195,7 +194,7 @@ def check_a_visit_is_a_fit(subject: Subject) -> None:
             trainer.fit(module, Epochs(site, work))
             steps += trainer.global_step
             module.make_upload(site)
-        notes = different(visited, module.tensors(*SCOPES))
+        notes = different(visited, module.registered())
         require_equal(notes, "a plain Trainer over a client's batches takes other steps")
         notes = different(by_place(left), by_place(kept_states(module, trainer.optimizers)))
         require_equal(notes, "a plain Trainer leaves other states in the optimisers of a client")

@@ -15,7 +15,6 @@ from benchmark.federation.engine import Engine
 from benchmark.federation.fit import RunContext
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.federation.site import preserve_modes
-from benchmark.federation.store import Store
 from benchmark.registry import build, parameters
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, RunError
@@ -97,21 +96,16 @@ def sees_hidden_labels(run: Run) -> bool:
     return bool(make(run, torch.device("cpu"))[0].uses_oracle)
 
 
-def assemble(
-    run: Run,
-    method: FedMethod,
-    data: FSSLDataModule,
-    fabric: Fabric,
-    callbacks: Sequence[RoundCallback | Callback] = (),
-    store: Store | None = None,
-) -> Federation:
-    """The federation of a run from what ``make`` returned, with clients' states in ``store``.
+def assemble(run: Run, fabric: Fabric, callbacks: Sequence[RoundCallback | Callback] = ()) -> Federation:
+    """The federation of a run, on the device of ``fabric``.
 
     Raises:
-        ConfigError: the roster does not fit the clients, or a client has a batch on which the network cannot train;
-            or see ``Federation``.
+        ConfigError: see ``make``; or the roster does not fit the clients, or a client has a batch on which the network
+            cannot train; or see ``Federation``.
+        DataError: see ``make``.
     """
     config = run.config
+    method, data = make(run, fabric.device)
     roster = data.roster(config.seed, **config.roster)
     check_batches(method, data, RunContext(data, config.seed, config.rounds, fabric))
     return Federation(
@@ -127,7 +121,6 @@ def assemble(
         replay=config.runtime.replay,
         nonfinite=config.nonfinite,
         average_last=config.average_last,
-        store=store,
         sums=config.sums,
     )
 

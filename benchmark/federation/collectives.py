@@ -65,21 +65,18 @@ def gather_results(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
     """
     if fabric.world_size == 1:
         return [work()]
-    result, failure, report = None, None, None
     try:
         result = work()
     except Exception as error:
-        failure = error
         run_error = error if isinstance(error, RunError) else RunError(message_of(error))
-        report = run_error, traceback.format_exc()
-    messages = all_gather(fabric, (report, result))
-    if failure is not None:
-        raise failure
-    for reported, _ in messages:
-        if reported is not None:
-            reported[0].add_note(reported[1])
-            raise reported[0]
-    return [result for _, result in messages]
+        all_gather(fabric, (run_error, traceback.format_exc(), None))
+        raise
+    messages = all_gather(fabric, (None, "", result))
+    for failure, trace, _ in messages:
+        if failure is not None:
+            failure.add_note(trace)
+            raise failure
+    return [theirs for *_, theirs in messages]
 
 
 def on_first(fabric: Fabric, work: Callable[[], Found]) -> Found | None:

@@ -292,14 +292,14 @@ class Seat:
             RunError: something in it is not finite, and the run, or the server's visit, does not leave it out.
         """
         self.method._engine.tally = self.method._engine.site = self.method.trainer = None
-        result = VisitResult(upload, self.tally.taken() | measured(self.site).taken(), bytes_down, self.site.steps)
-        culprit = not_finite(result)
+        sums = self.tally.taken() | measured(self.site).taken()
+        culprit = not_finite(upload, sums)
         if culprit and (self.site.visit.at_server or not self.context.skips):
             raise RunError(
                 f"{culprit} {NOT_FINITE}; lower the learning rate, take masked_mean of methods.parts.tensors for a "
                 "mean over a mask that may be empty, or try --precision 32-true if this was mixed precision"
             )
-        return result._replace(counts=not culprit)
+        return VisitResult(upload, sums, bytes_down, self.site.steps, counts=not culprit)
 
     def train_mode(self) -> None:
         """Training mode for all parts but those that were built in evaluation mode, as in a fit of Lightning's."""

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import accumulate
-from operator import index
+from operator import attrgetter, index
 from typing import Any, get_args
 
 import lightning as L
@@ -43,16 +43,16 @@ def check_declarations(method: FedMethod) -> None:
     _require_known(f"{name}.uploads_needed is", method.uploads_needed, ("mean", "each"))
 
 
-def uploads_needed(cls: type) -> str:
-    """What a method's server needs of the uploads' tensors (``FedMethod.uploads_needed``): ``each`` if the class or a
-    base says so or, without saying anything, overrides ``aggregate`` or ``remember``.
+def needs_each_upload(cls: type) -> bool:
+    """Whether a method's server needs each upload's tensors, not only their mean (``FedMethod.uploads_needed``): the
+    class or a base says so or, without saying anything, overrides ``aggregate`` or ``remember``.
     """
 
-    def needed(base: type) -> str:
+    def needs_each(base: type) -> bool:
         default = "each" if {"aggregate", "remember"} & vars(base).keys() else "mean"
-        return str(vars(base).get("uploads_needed", default))
+        return vars(base).get("uploads_needed", default) == "each"
 
-    return "each" if any(needed(base) == "each" for base in cls.__mro__) else "mean"
+    return any(map(needs_each, cls.__mro__))
 
 
 def cohorts(returned: Any, num_clients: int) -> list[list[int]]:
@@ -89,7 +89,7 @@ def step_outputs(returned: Any, automatic: bool) -> dict[str, Any]:
             f"training_step returned {kind}; with automatic optimisation it returns a scalar loss, a "
             "dict with a scalar 'loss', or None"
         )
-    if automatic and not loss.requires_grad:
+    if automatic and loss is not None and not loss.requires_grad:
         raise RunError("training_step returned a loss that depends on no trained parameter; return None for no step")
     return outputs
 
@@ -210,11 +210,10 @@ def _require_clients(clients: Iterable[Any], num_clients: int) -> None:
 
 def _is_empty(method: FedMethod, prefix: str) -> bool:
     """Whether the method has an attribute of this name without tensors: ``None``, or a module without any."""
-    held: Any = method
-    for part in prefix.split("."):
-        if not hasattr(held, part):
-            return False
-        held = getattr(held, part)
+    try:
+        held = attrgetter(prefix)(method)
+    except AttributeError:
+        return False
     return held is None or (isinstance(held, nn.Module) and not held.state_dict())
 
 

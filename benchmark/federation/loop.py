@@ -55,7 +55,6 @@ class Federation:
             out of the aggregate and count it (``skip``); its client then keeps what it had before the visit.
         average_last: average the global weights of this many last rounds (or of all, if there are fewer) and evaluate
             that model once, at the end (``averaged``). 0: no average.
-        store: where clients' states are kept; default: in host memory.
         sums: how uploads are averaged: in client-id order, all of them in every process (``ordered``), or in that order
             in the processes where they were made, whose sums are then added up (``by_rank``). Methods that need each
             client's tensors (``uploads_needed``) always use ``ordered``.
@@ -78,14 +77,13 @@ class Federation:
         replay: bool = True,
         nonfinite: Literal["stop", "skip"] = "stop",
         average_last: int = 0,
-        store: Store | None = None,
         sums: Literal["ordered", "by_rank"] = "ordered",
     ) -> None:
         hooks.check_declarations(method)
         self.method, self.data, self.roster, self.fabric = method.to(fabric.device), data, roster, fabric
         self.rounds, self.eval_every = rounds, eval_every
         self.average_last = min(average_last, rounds)
-        self.joins_sums = sums == "by_rank" and hooks.uploads_needed(type(method)) == "mean"
+        self.joins_sums = sums == "by_rank" and not hooks.needs_each_upload(type(method))
         self.callbacks = [callback for callback in callbacks if hasattr(callback, "on_round_end")]
         lightning_callbacks = [callback for callback in callbacks if isinstance(callback, Callback)]
         context = RunContext(data, seed, rounds, fabric, nonfinite == "skip", lightning_callbacks)
@@ -93,7 +91,7 @@ class Federation:
         method.spread = self.spread = partial(collectives.spread, fabric)  # leads to no data
         self.server = method.tensors("shared", "server")
         self.server_state: OptimizerStates | None = None  # of its optimisers; before the first round there are none
-        self.clients = Store() if store is None else store
+        self.clients = Store()  # in host memory; before the first round it may be replaced by one with a limit
         self.memory: dict[int, dict[str, Tensor]] = {}
         method.memory = self.memory
         self.changed: dict[str, dict[int, int]] = {"clients": {}, "memory": {}}  # last rounds that changed them
@@ -101,11 +99,6 @@ class Federation:
         self.summed: dict[str, Tensor] = {}
         self.averaged: dict[str, Any] | None = None
         self.confusion: Tensor | None = None
-
-    @property
-    def client_state_bytes(self) -> int:
-        """Bytes that all clients together may keep between visits."""
-        return self.engine.kept_bytes() * self.data.num_clients
 
     @cached_property
     def class_counts(self) -> Tensor:

@@ -188,8 +188,8 @@ class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         allowed = set(map(_address, self.generators))
         if not drawn_from <= allowed or not torch.equal(before, torch.get_rng_state()):
             raise RunError(
-                f"{func.overloadpacket} at {_place()}: a step may not draw from torch's global generator or from one "
-                "that the recording does not know, since a replay could not seed it. Draw with "
+                f"{func.overloadpacket} at {users_line()[0]}: a step may not draw from torch's global generator or "
+                "from one that the recording does not know, since a replay could not seed it. Draw with "
                 "generator=self.generator; if an operation takes no generator (dropout), draw a mask with one that "
                 "does; --replay false takes steps one by one"
             )
@@ -207,17 +207,19 @@ def reads_host(func: Any, args: tuple[Any, ...]) -> bool:
 def _refuse(name: str) -> None:
     hint = "Take that of methods.parts.tensors. " if name == "one_hot" else ""
     raise RunError(
-        f"{name} at {_place()}: a step may not read numbers back to the host or make shapes that depend on data, since "
-        f"a replay would not see them change. {hint}Keep the number in a StepNumber or another 0-dim tensor; use masks "
-        "(torch.where, products) instead of boolean indexing; or do it in on_train_batch_start"
+        f"{name} at {users_line()[0]}: a step may not read numbers back to the host or make shapes that depend on "
+        f"data, since a replay would not see them change. {hint}Keep the number in a StepNumber or another 0-dim "
+        "tensor; use masks (torch.where, products) instead of boolean indexing; or do it in on_train_batch_start"
     )
 
 
-def _place() -> str:
-    """File and line of the innermost code that is neither torch's nor this module's."""
-    torchs = f"{Path(torch.__file__).parent}{os.sep}"
-    frames = [f for f in traceback.extract_stack() if f.filename != __file__ and not f.filename.startswith(torchs)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}"
+def users_line(*ours: str) -> tuple[str, str]:
+    """The innermost code that is neither torch's nor this module's nor in the files ``ours``: its file and line, and
+    the name of its function.
+    """
+    skipped = (f"{Path(torch.__file__).parent}{os.sep}", __file__, *ours)
+    frame = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(skipped)][-1]
+    return f"{frame.filename}:{frame.lineno}", frame.name
 
 
 def _memory(tensor: Tensor) -> int:

@@ -192,13 +192,11 @@ def form(batch: Batch) -> tuple[Any, ...]:
 
 def recordable(optimizer: Optimizer) -> bool:
     """Whether an optimiser reads all that changes from tensors, and starts from a state of zeros."""
-    if type(optimizer) not in (SGD, Adam, AdamW):
-        return False
     for group in optimizer.param_groups:
         captured = group.get("capturable", True) or not any(p.is_cuda for p in group["params"])  # as Adam asks
         if not group.get("fused") or group.get("dampening") or not captured:
             return False
-    return True
+    return type(optimizer) in (SGD, Adam, AdamW)
 
 
 def frozen_values(fit: Fit) -> tuple[Any, ...]:

@@ -45,7 +45,7 @@ class VisitResult(NamedTuple):
     sums: Sums
     bytes_down: int
     steps: int
-    counts: bool = True
+    counts: bool
 
 
 @dataclass
@@ -192,9 +192,8 @@ def stream_of(visit: Visit) -> tuple[Any, ...]:
     return "torch", visit.round, visit.client, visit.repeat
 
 
-def not_finite(result: VisitResult) -> str:
+def not_finite(upload: Upload | None, sums: Sums) -> str:
     """What of a visit's loss, upload and weight is not finite, in words; empty if nothing. Reads the device once."""
-    upload, sums = result.upload, result.sums
     numbers = [("the loss", sums["loss"][0])] if "loss" in sums else []
     if upload is not None:
         if not isfinite(upload.weight):

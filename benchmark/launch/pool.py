@@ -151,9 +151,8 @@ class _RunProcess:
     def outcome(self) -> RunOutcome:
         """How the run ended, even if its process died; waits for its end."""
         try:
-            return RunOutcome(self.run, *self.receiver.recv())
-        except (EOFError, OSError):
-            pass
+            with suppress(EOFError, OSError):
+                return RunOutcome(self.run, *self.receiver.recv())
         finally:
             self.process.join()
         code = self.process.exitcode or 0

@@ -82,10 +82,9 @@ class Display:
     @contextmanager
     def following(self, run: Run) -> Iterator[None]:
         """Within the context, show a run of this process, from a thread."""
-        with self:
+        with self, repeatedly(self.tick, POLL_S):
             self.start(run)
-            with repeatedly(self.tick, POLL_S):
-                yield
+            yield
 
     def finish(self, run: Run, status: str, message: str) -> None:
         """A run has ended."""
@@ -117,10 +116,10 @@ def rounds_done(run: Run, row: dict[str, Any] | None) -> int | None:
 
     ``None`` if neither can be read.
     """
-    known = [] if row is None else [int(row["round"]) + 1]
+    known = [] if row is None else [row["round"] + 1]
     if run.config.eval_every > 1:
         with suppress(RunError):
-            known.append(int(read_record(run.folder)["rounds"]["done"]))
+            known.append(read_record(run.folder)["rounds"]["done"])
     return max(known, default=None)
 
 

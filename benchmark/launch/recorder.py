@@ -14,7 +14,6 @@ from lightning.fabric.loggers.csv_logs import CSVLogger
 
 from benchmark.config import Run, differences
 from benchmark.federation import checkpoint
-from benchmark.federation.checkpoint import save_plain
 from benchmark.federation.collectives import on_first, wait_for_all
 from benchmark.federation.loop import Federation
 from benchmark.federation.store import discard_states
@@ -91,7 +90,7 @@ class Recorder:
         """Write the weights and the complete record."""
         weights = {**federation.server, **federation.method.tensors("frozen")}
         self.files.check_claim()
-        save_plain(self.files.path / WEIGHTS, {name: weight.cpu() for name, weight in weights.items()})
+        checkpoint.save_plain(self.files.path / WEIGHTS, {name: weight.cpu() for name, weight in weights.items()})
         self.state, confusion = None, federation.confusion
         self.files.finish(federation.averaged, None if confusion is None else confusion.tolist())
         self.mirror.record(self.files.record, federation.data.class_names)
@@ -156,9 +155,7 @@ def _load(recorder: Recorder | None, federation: Federation) -> dict[str, Any] |
     """
     assert recorder is not None
     saved = recorder.checkpoint.load()
-    if saved is None:
-        return None
-    if mismatch := _mismatch(saved, recorder.files.origin, federation):
+    if saved is not None and (mismatch := _mismatch(saved, recorder.files.origin, federation)):
         raise RunError(f"{recorder.checkpoint.path}: {mismatch}; {REMEDY}")
     return saved
 

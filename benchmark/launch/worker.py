@@ -15,7 +15,7 @@ from lightning import Fabric
 from lightning.pytorch import Callback
 
 from benchmark.config import Run, RunConfig, Runtime
-from benchmark.federation.assembly import assemble, make
+from benchmark.federation.assembly import assemble
 from benchmark.federation.collectives import on_first, wait_for_all
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.federation.store import Store, discard_states
@@ -124,16 +124,16 @@ def _run(fabric: Fabric, run: Run, files: RunFolder, recorder: Recorder | None) 
 def _make_federation(fabric: Fabric, run: Run, files: RunFolder, recorder: Recorder | None) -> Federation:
     """The run at its beginning, with its record opened."""
     runtime = run.config.runtime
-    method, data = make(run, fabric.device)
     callbacks: list[RoundCallback | Callback] = [recorder] if recorder else []
     callbacks += loggers.callbacks(runtime.callbacks)
-    store = Store(_client_memory(runtime), files.path)
-    federation = assemble(run, method, data, fabric, callbacks, store)
-    facts = {**data_provenance(data), "client_state_bytes": federation.client_state_bytes}
+    federation = assemble(run, fabric, callbacks)
+    federation.clients = Store(_client_memory(runtime), files.path)
+    data = federation.data
+    facts = {**data_provenance(data), "client_state_bytes": federation.engine.kept_bytes() * data.num_clients}
     on_first(fabric, lambda: files.open(run, facts))
     if recorder:
         recorder.say(data.about())
-        recorder.say(_summary(run.config, federation))
+        recorder.say(_summary(run.config, federation, facts["client_state_bytes"]))
     return federation
 
 
@@ -164,16 +164,16 @@ def _client_memory(runtime: Runtime) -> int | None:
     return None if free is None else free // 4 // int(runtime.devices)  # the first process may need twice that
 
 
-def _summary(config: RunConfig, federation: Federation) -> str:
-    """Where a run takes place and how much its clients may keep between visits, with a warning if the run never leaves
-    its warm-up.
+def _summary(config: RunConfig, federation: Federation, kept: int) -> str:
+    """Where a run takes place and how many bytes all its clients may keep between visits, with a warning if the run
+    never leaves its warm-up.
     """
     from rich.filesize import decimal
 
-    rt, clients, kept = config.runtime, federation.data.num_clients, decimal(federation.client_state_bytes)
+    rt, clients = config.runtime, federation.data.num_clients
     warmup = federation.method.hparams.get("warmup_rounds", 0)
     all_warm = f"; ALL {config.rounds} rounds lie within the warm-up of {warmup}" if config.rounds <= warmup else ""
     return (
         f"{rt.devices} x {rt.accelerator} with {rt.threads} CPU threads each, {config.precision}; "
-        f"what {clients} clients keep between visits takes up to {kept}{all_warm}"
+        f"what {clients} clients keep between visits takes up to {decimal(kept)}{all_warm}"
     )

@@ -18,8 +18,6 @@ from benchmark.registry import KINDS, find_class
 from datamodules.common.errors import ConfigError
 from datamodules.common.files import write_atomic
 
-SECTIONS = {"growth": rounds.growth}
-
 
 def main(words: Sequence[str] | None = None) -> int:
     """Print the chosen tables, and optionally write them to a file, line by line.
@@ -28,7 +26,7 @@ def main(words: Sequence[str] | None = None) -> int:
         Exit code; 2 if a GPU is requested but not available.
     """
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sections", nargs="+", help=f"of {', '.join(SECTIONS)}, gpu; methods follow after colons")
+    parser.add_argument("sections", nargs="+", help="of growth, gpu; methods follow after colons")
     parser.add_argument("--write", type=Path, help="Markdown file for the tables; it is replaced")
     parser.add_argument(
         "--parts", nargs="+", choices=gpu.PARTS, help="gpu: these; default: all with methods, else agreement"
@@ -48,12 +46,12 @@ def main(words: Sequence[str] | None = None) -> int:
                 return 2
             parts = given.parts or (gpu.PARTS if methods else ["agreement"])
             tables += [gpu.PARTS[part](methods, given.trial) for part in parts]
-        elif name in SECTIONS and not methods:
-            parser.error(f"{name}: name a method, {name}:METHOD")
-        elif name in SECTIONS:
-            tables += [SECTIONS[name](method) for method in methods]
+        elif name != "growth":
+            parser.error(f"{name}: there are the sections growth and gpu")
+        elif not methods:
+            parser.error("growth: name a method, growth:METHOD")
         else:
-            parser.error(f"{name}: there are the sections {', '.join(SECTIONS)} and gpu")
+            tables += map(rounds.growth, methods)
     done: dict[str, Section] = {}
     for section in chain.from_iterable(tables):
         done[section.title] = section

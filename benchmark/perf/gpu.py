@@ -60,9 +60,8 @@ def agreement(method: str, device: str) -> list[Any]:
     """How far each engine ends from the reference engine."""
     began, ended = ends(method, device)
     others = [ends(method, device, slots=3, replay=replay)[1] for replay in ENGINES.values()]
-    return [
-        "equal" if torch.equal(ended, one) else float((one - ended).norm() / (ended - began).norm()) for one in others
-    ]
+    covered = (ended - began).norm()
+    return ["equal" if torch.equal(ended, one) else float((one - ended).norm() / covered) for one in others]
 
 
 def ends(method: str, device: str, **engine: Any) -> list[Tensor]:

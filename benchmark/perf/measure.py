@@ -13,7 +13,7 @@ import torch
 from lightning import Fabric
 
 from benchmark.config import Run, RunConfig
-from benchmark.federation.assembly import assemble, make
+from benchmark.federation.assembly import assemble
 from benchmark.federation.loop import Federation
 from benchmark.launch.worker import enough_queues, keep_memory
 from benchmark.registry import ClassSpec
@@ -22,24 +22,21 @@ from benchmark.runs.environment import cores, cpu_model
 from datamodules.base import FSSLDataModule
 from datamodules.io.sources import Arrays
 
-Unit = Callable[..., Any]
-
 
 class Noise(FSSLDataModule):
     """Random images of CIFAR's shape, since speed does not depend on content.
 
     Args:
         images: training images.
-        classes: number of classes.
         pixels: side of the images.
         base: see ``FSSLDataModule``.
     """
 
+    num_classes = 10
     mean = (0.507, 0.487, 0.441)
     std = (0.267, 0.256, 0.276)
 
-    def __init__(self, images: int, classes: int = 10, pixels: int = 32, **base: Any) -> None:
-        self.num_classes = classes
+    def __init__(self, images: int, pixels: int = 32, **base: Any) -> None:
         super().__init__(**base)
         self.images, self.pixels = images, pixels
 
@@ -81,7 +78,7 @@ def federation_of(config: RunConfig, device: str = "cpu", slots: int | None = No
     enough_queues()
     fabric = Fabric(accelerator=device, devices=1, precision=config.precision)  # type: ignore[arg-type]
     fabric.launch()
-    return assemble(run, *make(run, fabric.device), fabric)
+    return assemble(run, fabric)
 
 
 class Section:
@@ -111,14 +108,14 @@ class Section:
         return f"## {self.title}\n\n{table}\n\n{self.note} ({date.today()}; {machine})\n"
 
 
-def seconds(unit: Unit) -> float:
+def seconds(unit: Callable[..., Any]) -> float:
     """Wall time of one call."""
     start = time.perf_counter()
     unit()
     return time.perf_counter() - start
 
 
-def alone(task: Unit, *args: Any, threads: int | None = None, allowed: float | None = None) -> Any:
+def alone(task: Callable[..., Any], *args: Any, threads: int | None = None, allowed: float | None = None) -> Any:
     """Run a task in a process of its own, so that what it leaves, breaks or forgets costs others nothing.
 
     Args:

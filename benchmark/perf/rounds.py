@@ -53,8 +53,7 @@ def growth_row(method: str, network: str, clients: int, active: int) -> list[Any
     parameters = sum(weight.numel() for weight in made.method.model.parameters())
     unit = 1 if sys.platform == "darwin" else 1024  # bytes, or KiB
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    kept = made.engine.kept_bytes()
-    return [parameters, clients, active, *taken, held / 1e6, kept / 1e6, saved / 1e6, saving]
+    return [parameters, clients, active, *taken, held / 1e6, made.engine.kept_bytes() / 1e6, saved / 1e6, saving]
 
 
 def round_seconds(made: Federation) -> tuple[float, float]:

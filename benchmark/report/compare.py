@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from benchmark.config import apart
 from benchmark.report.statistics import LEAST, prediction
 from benchmark.runs.records import READING, SEVERAL, Record, Row, code_versions, read_record, read_rows, without_clock
-from benchmark.runs.states import state
+from benchmark.runs.states import look
 
 COUNTING = ("config", "partition", "data", "status")
 
@@ -122,8 +122,8 @@ def _row_of(folder: Path, record: Record) -> list[Record]:
     """The complete runs beside a run that differ from it by their seed alone, and itself; one of each seed."""
     folder = folder.resolve()
     kind = folder.name.rpartition("-")[0]
-    complete = [path for path in sorted(folder.parent.glob(f"{kind}-*")) if state(path) == "complete"]
-    row = [neighbour for neighbour in map(read_record, complete) if _same_row(neighbour, record)]
+    complete = [look(path).record for path in sorted(folder.parent.glob(f"{kind}-*"))]
+    row = [neighbour for neighbour in complete if neighbour and _same_row(neighbour, record)]
     by_seed = {run["config"]["seed"]: run for run in [*row, record]}  # a copy of a run is no further seed
     return list(by_seed.values())
 

@@ -19,7 +19,7 @@ SAY = {
 
 
 def facts(
-    suite: Suite, plan: Plan, table: Table, networks: Sequence[tuple[str, str, str]], constant: Mapping[str, str]
+    suite: Suite, plan: Plan, table: Table, cells: Sequence[Mapping[str, Any]], constant: Mapping[str, str]
 ) -> dict[str, str]:
     """Facts about the runs of a table by name; a text without a name has the empty one.
 
@@ -27,7 +27,7 @@ def facts(
         suite: the suite.
         plan: its runs at one scale.
         table: one of its tables.
-        networks: network, method and data set of each cell.
+        cells: those of the table, of which ``network``, ``method`` and ``dataset`` are read.
         constant: columns in which no rows differ.
     """
     planned = [(row.dataset, key) for row in table.rows for key in plan.of_row.get(row.full_name, {}).values()]
@@ -39,7 +39,7 @@ def facts(
     texts = {
         "data": _listed(config.data.name for config in configs),
         "metric": table.metrics[0] if len(table.metrics) == 1 else "",
-        "network": _networks(networks),
+        "network": _networks(cells),
         **{column.replace("_", " "): value for column, value in constant.items()},
         "scale": f"{plan.scale} ({suite.scale(plan.scale).note or 'own protocol'})",
         "rounds": _listed(sorted({config.rounds for config in configs})),
@@ -65,11 +65,11 @@ def facts(
     return texts
 
 
-def _networks(cells: Sequence[tuple[str, str, str]]) -> str:
+def _networks(cells: Sequence[Mapping[str, Any]]) -> str:
     """Name the network of most cells, then each other one with the methods and data sets of its cells."""
     cells_of: dict[str, list[str]] = {}
-    for name, method, dataset in cells:
-        cells_of.setdefault(name, []).append(f"{method} on {dataset}")
+    for cell in cells:
+        cells_of.setdefault(cell["network"], []).append(f"{cell['method']} on {cell['dataset']}")
     names = sorted(cells_of, key=lambda name: -len(cells_of[name]))
     return "; ".join([*names[:1], *(f"{name} ({_listed(cells_of[name])})" for name in names[1:])])
 

@@ -19,8 +19,7 @@ def csv_text(frame: pd.DataFrame) -> str:
 
     An apostrophe is put before texts that a spreadsheet would evaluate, such as ``=SUM(A1)``.
     """
-    safe = frame.map(inert).rename(columns=inert)
-    return str(safe.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
+    return str(frame.map(inert).rename(columns=inert).to_csv(index=False, float_format="%.4f", lineterminator="\n"))
 
 
 def inert(cell: Any) -> Any:
@@ -49,7 +48,7 @@ def markdown(text: str) -> str:
     """
     if isinstance(text, Marked):
         return text
-    return re.sub(r"[\\\[\]]|<(?=[A-Za-z/!?])", r"\\\g<0>", printable(" ".join(text.split("\n"))))
+    return re.sub(r"[\\\[\]]|<(?=[A-Za-z/!?])", r"\\\g<0>", printable(text.replace("\n", " ")))
 
 
 def pipe_table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmark.config import Runtime
-from benchmark.runs.records import READING, Record, read_rows
+from benchmark.runs.records import READING, read_rows
 from benchmark.runs.states import Digests, state_of
 from benchmark.suites.plan import Plan, Row
 from benchmark.suites.suite import Suite
@@ -24,13 +24,9 @@ def values_of(plan: Plan, row: str, reading: str, metric: str) -> pd.Series:
         reading: as a suite's ``report`` names it.
         metric: its name.
     """
-    values: dict[int, float] = {}
-    for seed, key in plan.of_row[row].items():
-        record: Record = plan.found[key].record or {}
-        value = (record.get(READING[reading]) or {}).get(metric)
-        if isinstance(value, float):
-            values[seed] = value
-    return pd.Series(values, dtype="float64")
+    records = {seed: plan.found[key].record or {} for seed, key in plan.of_row[row].items()}
+    values = {seed: (record.get(READING[reading]) or {}).get(metric) for seed, record in records.items()}
+    return pd.Series(values, dtype="float64").dropna()
 
 
 def rounds_of(folder: Path) -> pd.DataFrame:
@@ -42,7 +38,7 @@ def rounds_of(folder: Path) -> pd.DataFrame:
     Raises:
         RunError: a row is damaged.
     """
-    rows = [dict(row) for row in read_rows(folder)]
+    rows = read_rows(folder)
     frame = pd.json_normalize(rows) if rows else pd.DataFrame(columns=["round", "acc"])
     if {"bytes_up", "bytes_down"} <= {*frame}:
         frame["bytes"] = frame["bytes_up"] + frame["bytes_down"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, nan
+from math import nan
 from typing import Any
 
 import pandas as pd
@@ -10,7 +10,7 @@ from scipy import stats
 
 from benchmark.report.facts import last_rounds
 from benchmark.report.frame import rounds_of, values_of
-from benchmark.report.statistics import FAILED, LEAST, LEVEL, SPENT, compare, cost, interval, late_rise, summary
+from benchmark.report.statistics import FAILED, LEAST, LEVEL, SPENT, compare, cost, finite, interval, late_rise, summary
 from benchmark.runs.records import Record
 from benchmark.suites.plan import Plan, Row, Table
 from benchmark.suites.suite import Suite
@@ -98,7 +98,7 @@ def told_apart(setting: Setting, method: str) -> bool:
 
 def paired(scores: pd.Series, others: pd.Series, name: str, width: str = "") -> dict[str, Any]:
     """Mean difference of two rows over the seeds in which both have a score, and the half-width of its interval."""
-    differences = (scores - others).replace([inf, -inf], nan).dropna()
+    differences = finite(scores - others)
     return {name: differences.mean(), width or f"{name}_ci95": interval(differences)}
 
 

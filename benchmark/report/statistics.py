@@ -37,8 +37,8 @@ def interval(values: Sequence[float] | pd.Series, level: float = LEVEL) -> float
 
 def summary(scores: pd.Series) -> dict[str, Any]:
     """A row's ``mean`` over runs with a score, its ``ci95`` (half-width), ``n`` of these runs, and ``failed`` ones."""
-    finite = _finite(scores)
-    return {"mean": finite.mean(), "ci95": interval(finite), "n": len(finite), "failed": (scores == FAILED).sum()}
+    known = finite(scores)
+    return {"mean": known.mean(), "ci95": interval(known), "n": len(known), "failed": (scores == FAILED).sum()}
 
 
 def compare(scores: pd.DataFrame, reference: str, bounds: Collection[str] = ()) -> pd.DataFrame:
@@ -70,10 +70,11 @@ def compare(scores: pd.DataFrame, reference: str, bounds: Collection[str] = ()) 
     lines: dict[str, dict[str, Any]] = {}
     for name in scores:
         difference = (scores[name] - scores[reference]).round(DIGITS)
-        paired = _finite(difference)
+        known, paired = difference.dropna(), finite(difference)
         line = summary(scores[name]) | {"pairs": len(paired)}
-        if name != reference and len(difference.dropna()):
-            line |= {"difference": paired.mean(), "difference_ci95": interval(paired), "above": above(difference)}
+        if name != reference and len(known):
+            above = ((known > 0) + 0.5 * (known == 0)).mean()
+            line |= {"difference": paired.mean(), "difference_ci95": interval(paired), "above": above}
             if name in family and paired.nunique() > 1:
                 line["simultaneous_ci95"] = interval(paired, 1 - (1 - LEVEL) / len(family))
                 line["p"] = stats.ttest_1samp(paired, 0.0).pvalue
@@ -125,14 +126,9 @@ def late_rise(rounds: pd.DataFrame) -> float:
     return float(slope * done.iloc[-1] / 4)
 
 
-def _finite(values: pd.Series) -> pd.Series:
+def finite(values: pd.Series) -> pd.Series:
+    """Those that are known and of no failed run."""
     return values[np.isfinite(values)]
-
-
-def above(differences: pd.Series) -> float:
-    """Share of positive differences among those that are known; a tie counts half."""
-    known = differences.dropna()
-    return float(((known > 0) + 0.5 * (known == 0)).mean())
 
 
 def cost(record: Record, rounds: pd.DataFrame, accuracy: float) -> Mapping[str, float] | None:

@@ -55,17 +55,6 @@ seeds have no value), ``verdict`` and ``effect_places`` (decimals of the printed
 """
 
 
-def render(suite: Suite, plan: Plan, published: Mapping[Any, str]) -> list["Page"]:
-    """Render all tables of a suite.
-
-    Args:
-        suite: the suite.
-        plan: its runs at one scale.
-        published: printed values by ``Row.key``.
-    """
-    return [Page(suite, plan, published, table) for table in suite.tables]
-
-
 def write(suite: Suite, variant: str, pages: Sequence["Page"], results: Path) -> list[Path]:
     """Write ``tables/<paper>-<variant>`` as ``.md``, ``.csv`` and ``.tex``; returns the changed files."""
     file = results / "tables" / f"{suite.paper}-{variant}"
@@ -79,6 +68,12 @@ def write(suite: Suite, variant: str, pages: Sequence["Page"], results: Path) ->
 
 class Page:
     """One table of a suite at one scale.
+
+    Args:
+        suite: the suite.
+        plan: its runs at one scale.
+        published: printed values by ``Row.key``.
+        table: one of its tables.
 
     Attributes:
         number: number of the table.
@@ -115,9 +110,9 @@ class Page:
         run = {cell["dataset"] for cell in self.cells if _touched(cell)}
         places = [(cell["dataset"], cell["metric"]) for cell in self.cells if cell["dataset"] in run]
         self.places = list(dict.fromkeys(places))
-        networks = [(cell["network"], cell["method"], cell["dataset"]) for cell in self.cells]
+        self._printed = any(cell["published"] for cell in self.cells)  # whether we know values of the paper
         constant = {name: value for name in self.columns if name not in self.heads for value in values[name]}
-        self.facts = facts(suite, plan, table, networks, constant)
+        self.facts = facts(suite, plan, table, self.cells, constant)
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -186,11 +181,6 @@ class Page:
                     return f"{state} runs{owner}"
         complete = {seed for seed, state in cell["states"].items() if state == "complete"}
         return "" if complete <= {*self.suite.scale(self.plan.scale).seeds} else "other seeds than the suite's"
-
-    @property
-    def _printed(self) -> bool:
-        """Whether we know values of the paper for this table."""
-        return any(cell["published"] for cell in self.cells)
 
     def _layout(self, formatted: Callable[[Cell], str]) -> tuple[list[str], list[list[str]]]:
         """Heads and lines of what was run; columns are named by data set and, if there are several, metric."""
@@ -349,7 +339,7 @@ def _rank(cell: Cell) -> tuple[int, float]:
 
 def _touched(cell: Cell) -> bool:
     """Whether any seed of a cell has been run."""
-    return bool(cell["n"]) or cell["lacks"] != "not run"
+    return cell["lacks"] != "not run"
 
 
 def _count(cell: Cell) -> str:

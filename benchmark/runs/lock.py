@@ -119,11 +119,10 @@ def locked(folder: Path) -> bool:
 
 def holder(folder: Path) -> dict[str, Any]:
     """Return ``pid`` and ``host`` of the last holder; empty after a clean release."""
-    try:
+    with suppress(OSError, ValueError):
         found = json.loads((folder / LOCK).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def alive_elsewhere(folder: Path) -> bool:

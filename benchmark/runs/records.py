@@ -233,7 +233,7 @@ def read_record(path: Path) -> Record:
     validate(record, str(file))
     if record["status"] == "complete":
         _check_rows(record, path)
-    return dict(record)
+    return record
 
 
 def validate(record: Mapping[str, Any], where: str) -> None:

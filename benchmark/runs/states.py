@@ -38,20 +38,15 @@ class RunState(NamedTuple):
 
 def look(path: Path) -> RunState:
     """Return a run's state and, if it is complete, its record."""
-    has_record = (path / "record.json").exists()
+    busy = locked(path) or alive_elsewhere(path)  # asked first: the record of a run that ends meanwhile is its last
     try:
-        if has_record and (record := read_record(path))["status"] == "complete":
-            return RunState("complete", record)
-        if locked(path) or alive_elsewhere(path):
-            return RunState("running")
-        if not has_record:
-            return RunState("missing")
-        record = read_record(path)  # again: the run may have ended before we checked the lock
+        record = read_record(path) if (path / "record.json").exists() else None
     except RunError:
         return RunState("damaged")
-    if record["status"] == "complete":
-        return RunState("complete", record)
-    return RunState("stale" if record["status"] == "running" else record["status"])
+    status = record["status"] if record else "missing"
+    if status == "complete":
+        return RunState(status, record)
+    return RunState("running" if busy else "stale" if status == "running" else status)
 
 
 def state_of(run: Run, digests: Digests | None = None) -> RunState:
@@ -104,21 +99,19 @@ def _digest(file: Path, digests: Digests) -> Mapping[str, str]:
 def _named_digests(run: Run, digests: Digests) -> Mapping[str, str]:
     """The digests of the files that the options name; empty if they are not here."""
     data, folder = run.config.data, run.config.runtime.data_dir
-    try:
+    with suppress(BenchError, OSError):
         parameters = inspect.signature(run.class_of("data")).parameters  # not those of how it is split
         options = {name: value for name, value in data.init_args.items() if name in parameters}
         key = json.dumps([data.class_path, folder, options], default=str)
         if key not in digests:
             digests[key] = {}
             digests[key] = run.make_data().digests()
-    except (BenchError, OSError):
-        return {}
-    return digests[key]
+        return digests[key]
+    return {}
 
 
 def saved_rounds(path: Path) -> int:
     """Rounds in an unfinished run's checkpoint, as its record says; 0 without one, or where nothing can be read."""
-    try:
+    with suppress(RunError):  # the run itself reports problems with its record
         return int(read_record(path)["timing"].get("saved_rounds", 0))
-    except RunError:  # the run itself reports problems with its record
-        return 0
+    return 0

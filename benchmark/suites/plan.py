@@ -1,8 +1,8 @@
 """Tables of a suite, their rows with the published values, and the runs behind these."""
 
 import csv
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmark.config import Run
 from benchmark.runs.states import Digests, RunState, state_of
+from benchmark.suites.schema import TableSpec
 from datamodules.common.errors import ConfigError
 
 PUBLISHED_COLUMNS = ("table", "dataset", "method", "metric", "value")
@@ -48,33 +49,16 @@ class Row:
         return self.table, self.dataset, self.method, tuple(sorted(self.columns.items())), metric
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(TableSpec):
     """One table of the paper.
 
     Args:
         number: its number, or its name.
-        title: what it shows.
-        metrics: names of its metrics.
         rows: its rows.
-        reference: label that the others are compared with, in a suite that ranks methods.
-        bounds: labels of rows that use more information than a method may; they are not ranked.
-        control: label of the row that effects are measured against; empty if the table has none.
-        controls: by label of a row, that of the row which is its own step with the unlabelled loss switched off.
-        untuned: the table whose rows these are, at the rates of their papers; none for a table of its own.
-        published_runs: number of runs behind a published value.
     """
 
     number: str
-    title: str
-    metrics: Sequence[str]
     rows: tuple[Row, ...]
-    reference: str = ""
-    bounds: Sequence[str] = ()
-    control: str = ""
-    controls: Mapping[str, str] = field(default_factory=dict)
-    untuned: str | None = None
-    published_runs: int = 1
 
     @property
     def untested(self) -> set[str]:

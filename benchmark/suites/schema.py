@@ -84,18 +84,35 @@ class _Row(_Part, extra="allow"):  # columns that tell it apart
     set: dict[str, Any] = {}
 
 
-class _Table(_Part):
+class TableSpec(_Part):
+    """What is said of a table, beside its rows.
+
+    Args:
+        title: what it shows.
+        metrics: names of its metrics.
+        reference: label that the others are compared with, in a suite that ranks methods.
+        bounds: labels of rows that use more information than a method may; they are not ranked.
+        control: label of the row that effects are measured against; empty if the table has none.
+        controls: by label of a row, that of the row which is its own step with the unlabelled loss switched off.
+        untuned: the table whose rows these are, at the rates of their papers; none for a table of its own.
+        published_runs: number of runs behind a published value.
+    """
+
     title: str
-    datasets: Annotated[list[DataName], AfterValidator(_distinct)] = []
     metrics: list[Annotated[str, AfterValidator(_metric)]] = []
-    rows: list[_Row] = []
-    set: dict[str, Any] = {}
     reference: str = ""
     bounds: list[str] = []
     control: str = ""
     controls: dict[str, str] = {}
-    untuned: TableName | None = None
+    untuned: str | None = None
     published_runs: Annotated[int, Field(ge=1)] = 1
+
+
+class _Table(TableSpec):
+    datasets: Annotated[list[DataName], AfterValidator(_distinct)] = []
+    rows: list[_Row] = []
+    set: dict[str, Any] = {}
+    untuned: TableName | None = None
 
     @model_validator(mode="after")
     def _has_distinct_rows(self) -> "_Table":

@@ -5,23 +5,24 @@ A run that several tables share has one ``run_id`` and is run once.
 
 import sysconfig
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from benchmark.config import Run, Runtime, apply, differences, from_dict
 from benchmark.suites.plan import Plan, Row, Table, read_published
-from benchmark.suites.schema import Layer, Layers, ScaleSpec, check, on_top, with_its_method, without_tables
+from benchmark.suites.schema import Layer, Layers, ScaleSpec, TableSpec, check, on_top, with_its_method, without_tables
 from benchmark.suites.side_files import SideFile
 from datamodules.common.errors import BenchError, ConfigError, unknown
 from datamodules.common.yaml import read_yaml
 from methods import models
 
+Names = Collection[str]
 SUFFIX = ".yaml"
 SUITES = Path(__file__).parent
-PUBLISHED = SUITES / "published"
 
 
 class Suite:
@@ -47,17 +48,16 @@ class Suite:
     ) -> None:
         self.given, self.spec = spec, check(spec, where)
         self.where, self.folder, self.extended = where, folder, extended
-        self.paper, self.title, self.report = self.spec.paper, self.spec.title, str(self.spec.report)
-        self.ranked = self.spec.ranked
+        self.paper, self.title, self.ranked = self.spec.paper, self.spec.title, self.spec.ranked
         self.tuned, self.admitted = SideFile(folder, "tuned", self.paper), SideFile(folder, "admitted", self.paper)
-        self._chosen: dict[str, dict[str, Any]] = {}
+        self._choices = cache(self.choices)  # each scale is read once
         self._runs: dict[tuple[str, str], Run] = {}
         self.tables = tuple(self._table(number) for number in self.spec.tables)
         self.rows = [row for table in self.tables for row in table.rows]
 
     def _table(self, number: str) -> Table:
         spec = self.spec.tables[number]
-        entries = {f.name: getattr(spec, f.name) for f in fields(Table) if f.name not in ("number", "rows")}
+        entries = {name: getattr(spec, name) for name in TableSpec.model_fields}
         rows = []
         for dataset in spec.datasets:
             for row in spec.rows:
@@ -78,7 +78,7 @@ class Suite:
 
     def reading(self, scale: str) -> str:
         """The reading that tables show at a scale: its own ``report``, or the suite's."""
-        return str(self.scale(scale).report or self.report)
+        return self.scale(scale).report or self.spec.report
 
     def row(self, name: str, scale: str) -> Row:
         """The row that ``name`` means: ``table/dataset/method``, with ``/column=value`` where that is several runs.
@@ -145,16 +145,15 @@ class Suite:
         tuning.
         """
         base = self.extended
-        own = {name: entry for name, entry in self.tuned.own(scale).items() if "options" in entry}
+        choices = {name: entry for name, entry in self.tuned.own(scale).items() if "options" in entry}
         if base is None or scale not in base.spec.scales or self.scale(scale).tuning != base.scale(scale).tuning:
-            return own
+            return choices
         rows, base_rows = {row.full_name: row for row in self.rows}, {row.full_name: row for row in base.rows}
-        inherited = {}
         for name, entry in base.choices(scale).items():
             row, base_row = rows.get(name), base_rows.get(name)
             if row and base_row and self.before_tuning(row, scale) == base.before_tuning(base_row, scale):
-                inherited[name] = entry
-        return {**inherited, **own}
+                choices.setdefault(name, entry)
+        return choices
 
     def before_tuning(self, row: Row, scale: str) -> dict[str, Any]:
         """The configuration of a row at a scale apart from its seed and the rates that tuning has chosen."""
@@ -172,8 +171,6 @@ class Suite:
             tuned: whether to include what tuning has chosen.
             last: the layers of a run of ``tune`` or ``admit``.
         """
-        if tuned and scale not in self._chosen:
-            self._chosen[scale] = {name: entry["options"] for name, entry in self.choices(scale).items()}
         at, label, where = self.scale(scale), self.spec.labels[row.method], (row.table, row.dataset)
         layers = [
             self.spec.base,
@@ -181,7 +178,7 @@ class Suite:
             Layer(set=label.model_extra or {}),
             Layer(set=row.options),
             *at.of(*where),
-            Layer(set=self._chosen[scale].get(row.full_name, {}) if tuned else {}),
+            Layer(set=self._choices(scale).get(row.full_name, {}).get("options", {}) if tuned else {}),
             *(last.of(*where) if last else ()),
         ]
         values = apply({"seed": at.seeds[0]}, {"method": label.method})
@@ -218,12 +215,7 @@ class Suite:
         return plan
 
     def select(
-        self,
-        plan: Plan,
-        tables: Collection[str] = (),
-        methods: Collection[str] = (),
-        only: Collection[str] = (),
-        seeds: Collection[int] = (),
+        self, plan: Plan, tables: Names = (), methods: Names = (), only: Names = (), seeds: Collection[int] = ()
     ) -> list[Run]:
         """The runs of the rows that pass all filters: all rows with the first seed, then all with the second.
 
@@ -254,13 +246,13 @@ class Suite:
             raise self._nothing(plan.scale, methods or named)
         return sorted(chosen.values(), key=lambda run: seeds.index(run.config.seed))
 
-    def _nothing(self, scale: str, methods: Collection[str]) -> ConfigError:
+    def _nothing(self, scale: str, methods: Names) -> ConfigError:
         """The error for filters, or a name, that no run passes; tells whether one of the methods is the reason."""
         without = self.scale(scale).without
         reasons = [f"{name} is not at scale {scale}: {without[name]}" for name in methods if name in without]
         return ConfigError(f"{self.where}: {'; '.join(reasons) or 'no run passes all filters; leave one out'}")
 
-    def matching(self, patterns: Collection[str], scale: str) -> list[Row]:
+    def matching(self, patterns: Names, scale: str) -> list[Row]:
         """The rows that are run at a scale and match one of the patterns; all of them without a pattern.
 
         Raises:
@@ -287,10 +279,6 @@ class Suite:
             )
         return rows
 
-    def names(self) -> list[str]:
-        """Names (``table/dataset/method``) of the rows, without repetition."""
-        return list(dict.fromkeys(row.name for row in self.rows))
-
     def published(self) -> dict[Any, str]:
         """Published values as printed, by ``Row.key``; none if the suite has ``published: null``.
 
@@ -302,7 +290,7 @@ class Suite:
         name = self.spec.published
         if name is None:
             return {}
-        paths = [*(suite.folder / name for suite in (self, self.extended) if suite), PUBLISHED / name]
+        paths = [*(suite.folder / name for suite in (self, self.extended) if suite), SUITES / "published" / name]
         return read_published(next((path for path in paths if path.exists()), paths[0]))
 
 

@@ -18,11 +18,9 @@ class OwnStatistics(LocalSSL):
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
         """Return logits by field, each from a separate forward pass."""
-        needed = {"x"}
-        if "unlabelled" in batch and self.hparams.unsup_weight:
-            needed = {"x", "weak", "strong"}
-        elif "unlabelled" in batch and "y" in batch["unlabelled"]:
-            needed = {"x", "weak"}
+        needed = {"x", "weak", "strong"} if self.hparams.unsup_weight else {"x"}
+        if "y" in batch.get("unlabelled", {}):
+            needed.add("weak")
         views = images(batch)
         chosen = [name for name in views if name in needed] or list(views)
         return {name: wide(self(views[name])) for name in chosen}

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from math import inf, nan
 from typing import Any, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -133,7 +132,6 @@ def read_mode(mode: str) -> tuple[str, float]:
     return kind, value
 
 
-@torch.no_grad()
 def residual_connection(
     reference: nn.Module, model: nn.Module, index: int, alpha: float, every: int, first: bool = True
 ) -> None:

@@ -77,10 +77,8 @@ class MeanTeacher(FedMethod):
             return {"labelled": streams["labelled"]}
         return streams
 
-    @torch.no_grad()
     def on_train_start(self) -> None:
         """Switch the teacher to evaluation; after the warm-up, one without any step becomes the received model."""
-        super().on_train_start()
         self.teacher.eval()
         if not self.is_warmup(self.visit.round):
             received, is_new = self.model.state_dict(), self.teacher_step == 0
@@ -104,7 +102,6 @@ class MeanTeacher(FedMethod):
         """Return the weighted loss on the views ``student`` and ``teacher`` of unlabelled images."""
         raise NotImplementedError(f"{type(self).__name__} must define unlabelled_loss(views)")
 
-    @torch.no_grad()
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Move the teacher's parameters (not its buffers) towards the student (RSCFed Eq. 4)."""
         if "unlabelled" in batch:

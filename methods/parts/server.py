@@ -98,7 +98,6 @@ class StaticNorms(FedMethod):
 
     retired = {"sbn_scope": "all", "sbn_order": "class_sorted", "sbn_batch": POOL_BATCH}
 
-    @torch.no_grad()
     def refresh_norm(self, data: FSSLDataModule) -> None:
         """Compute the statistics for this round's evaluation and the next round's pseudo-labels."""
         with self.autocast():

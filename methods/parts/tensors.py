@@ -21,7 +21,6 @@ def one_hot(labels: Tensor, num_classes: int) -> Tensor:
     return labels[..., None] == torch.arange(num_classes, device=labels.device)
 
 
-@torch.no_grad()
 def set_gradient(parameter: Tensor, gradient: Tensor) -> None:
     """Set the parameter's gradient, in the parameter's memory format as fused optimisers require."""
     same = gradient.stride() == parameter.stride()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmark.federation.assembly import assemble, make
+from benchmark.federation.assembly import assemble
 from benchmark.launch.run import fit
 from benchmark.runs.states import state
 from datamodules.base import FSSLDataModule, SiteData
@@ -25,8 +25,7 @@ def test_options_of_the_loop_and_the_engine_reach_the_federation(tmp_path):
     """What a configuration says of them is what runs."""
 
     def made(**options):
-        config = configuration(tmp_path, **SHORT, **options)
-        return assemble(config, *make(config, torch.device("cpu")), plain_fabric())
+        return assemble(configuration(tmp_path, **SHORT, **options), plain_fabric())
 
     reference, eager = made(), made(nonfinite="skip", runtime__engine="slots", runtime__slots=2, runtime__replay=False)
     assert (len(reference.engine.seats), reference.engine.context.skips) == (1, False)

@@ -33,7 +33,7 @@ def test_a_shared_optimiser_goes_from_visit_to_visit():
     data = run.data
     run_rows(run)
     assert not any(state.optimizers for state in run.clients.values())
-    assert run.client_state_bytes == 0
+    assert run.engine.kept_bytes() == 0
 
     torch.manual_seed(0)
     model = models.build("small_cnn", 10, image_size=SIDE)

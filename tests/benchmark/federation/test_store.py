@@ -30,7 +30,9 @@ def values(kept):
 def federation(store=None, fabric=None):
     data = few_data(6, 6)
     roster = data.roster(0, participants=4)
-    return Federation(make_method("fedavg"), data, roster, fabric or plain_fabric(), rounds=3, seed=0, store=store)
+    run = Federation(make_method("fedavg"), data, roster, fabric or plain_fabric(), rounds=3, seed=0)
+    run.clients = run.clients if store is None else store
+    return run
 
 
 def test_all_states_come_back_and_the_last_ones_lie_in_memory(tmp_path):

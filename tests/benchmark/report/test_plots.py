@@ -154,7 +154,8 @@ EFFECTS = {  # difference, half-width, failed runs
 
 def setting(effects: Any = EFFECTS, title: str = "Labels somewhere") -> Setting:
     """A board's setting; bound and control have an interval of their own alone."""
-    table = Table(title, title, ["acc"], (), reference="base", bounds=["all labels"], controls={"good": "$\\frac{$"})
+    others = {"bounds": ["all labels"], "controls": {"good": "$\\frac{$"}}
+    table = Table(number=title, title=title, metrics=["acc"], rows=(), reference="base", **others)
     lines = pd.DataFrame(effects, index=["difference", "difference_ci95", "failed"]).T.assign(pairs=3, converged=True)
     lines["simultaneous_ci95"] = lines["difference_ci95"].mask(lines.index.isin(table.untested))
     return Setting(table, "A", pd.DataFrame(columns=lines.index), lines, "", {"admitted": True})

@@ -13,7 +13,7 @@ from benchmark.registry import ClassSpec
 from benchmark.report.facts import last_rounds
 from benchmark.report.formats import csv_text
 from benchmark.report.frame import rounds_of
-from benchmark.report.tables import render, write
+from benchmark.report.tables import Page, write
 from benchmark.runs.states import RunState
 from benchmark.suites.schema import on_top
 from benchmark.suites.suite import Suite
@@ -68,7 +68,7 @@ def rendered(scale, accuracies, states={}, suite=None, values=None, seeds=None, 
             acc = accuracies.get((row.method, seed), accuracies.get(row.method))
             state = states.get((row.method, seed), "missing" if acc is None else "complete")
             plan.found[key] = RunState(state, record(acc, auc) if state == "complete" else None)
-    return render(suite, plan, published(suite) if values is None else values)[0]
+    return Page(suite, plan, published(suite) if values is None else values, suite.tables[0])
 
 
 FULL = {("low", s): 59.0 + s for s in (1, 2, 3)} | {("high", s): 68.0 + 0.5 * s for s in (1, 2, 3)}
@@ -217,7 +217,7 @@ def laid_out(accuracies, scale="paper"):
         acc = accuracies.get((row.dataset, row.method, row.columns["net_size"]))
         if acc is not None:
             plan.found |= dict.fromkeys(plan.of_row[row.full_name].values(), RunState("complete", record(acc)))
-    return render(suite, plan, {row.key("acc"): "50.0" for row in suite.rows})[0]
+    return Page(suite, plan, {row.key("acc"): "50.0" for row in suite.rows}, suite.tables[0])
 
 
 def test_what_was_not_run_is_one_sentence():

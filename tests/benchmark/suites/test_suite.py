@@ -130,7 +130,7 @@ scales: {quick: {seeds: [7, 8]}}
     )
     toy, mine = suite.load("toy.yaml"), suite.load("mine.yaml")
     assert mine.title == "Toy"
-    assert set(mine.names()) - set(toy.names()) == {"2/A/mine", "own/B/mine"}
+    assert {row.name for row in mine.rows} - {row.name for row in toy.rows} == {"2/A/mine", "own/B/mine"}
     assert [table.number for table in mine.tables] == ["1", "2", "own"]
     assert set(toy.plan("quick").runs) < set(mine.plan("quick").runs)
     assert mine.scale("quick").set == {"rounds": 2} and mine.plan("quick").seeds == (7, 8)
