@@ -11,7 +11,7 @@ from typing import Any
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from benchmark.commands import admit, describe, enter, fit, names, plot, records, status, table, tune, verify
-from benchmark.commands.common import MAPPINGS, same_command
+from benchmark.commands.common import MAPPINGS
 from benchmark.launch.launchers import check_left_over
 from benchmark.launch.signals import STOPPED, stoppable
 from benchmark.registry import KINDS, known_names, type_in_words
@@ -56,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except (Stopped, KeyboardInterrupt) as ended:
         how, code = (str(ended), STOPPED) if isinstance(ended, Stopped) else ("interrupted", 130)
-        print(f"{how}; {same_command('--overwrite' in argv)} resumes", file=sys.stderr)
+        without = " without --overwrite" if "--overwrite" in argv else ""  # which would delete what it has done
+        print(f"{how}; the same command{without} resumes", file=sys.stderr)
         return code
 
 

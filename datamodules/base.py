@@ -232,7 +232,7 @@ class FSSLDataModule(L.LightningDataModule):
             return
         arrays = self._checked_arrays()
         check_arrays(self, arrays)
-        self._store({field: torch.from_numpy(getattr(arrays, field)) for field in STORED})
+        self._store(**{field: torch.from_numpy(getattr(arrays, field)) for field in STORED})
         self.notes, self.knows_all = arrays.notes, bool((arrays.train_labels != HIDDEN).all())
         seed = stream_seed(self.partition_seed, self.hparams.partition_stream)
         division = shares(self.hparams, arrays.train_labels, seed, arrays.train_clients)
@@ -255,7 +255,7 @@ class FSSLDataModule(L.LightningDataModule):
         They have the shape and dtype of those stored. The partition stays; the labels that sites see are the new ones.
         """
         self._require_setup()
-        self._store(tensors)
+        self._store(**{"train_labels": true_labels(self), **tensors})
         self._place()
 
     def client(self, k: int) -> SiteData:
@@ -397,12 +397,10 @@ class FSSLDataModule(L.LightningDataModule):
         zoom = cls.zoom_size or cls.image_size * 5 / 4
         return self.hparams.zoom or round(zoom * self.image_size / cls.image_size)
 
-    def _store(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, tensor in tensors.items():
-            if name == "train_labels":
-                keep_true_labels(self, tensor)
-            else:
-                setattr(self, name, tensor)
+    def _store(self, train_labels: Tensor, **others: Tensor) -> None:
+        keep_true_labels(self, train_labels)
+        for name, tensor in others.items():
+            setattr(self, name, tensor)
 
     def _require_setup(self) -> None:
         if not self._ready:

@@ -27,7 +27,7 @@ from datamodules.views.batches import Batch, LocalWork, Pass, Stream, streams_of
 from methods.models.backbone import Backbone
 from methods.models.norm import Spread, frozen, serially, static_norms
 from methods.parts.aggregation import num_bytes, weighted_mean
-from methods.parts.engine_state import EngineState, StepNumber, Tally, column_of, state_of, step_numbers
+from methods.parts.engine_state import EngineState, StepNumber, Tally, column_of, state_of
 from methods.parts.tensors import wide
 from methods.parts.visits import Site, Upload, Visit
 
@@ -93,6 +93,9 @@ class FedMethod(L.LightningModule):
 
     model: Backbone
 
+    hparams: Any
+    """The constructor's arguments, by attribute or by name."""
+
     generator: torch.Generator | None = None
     """What a step draws from, on the device; seeded anew for every visit."""
 
@@ -136,18 +139,13 @@ class FedMethod(L.LightningModule):
         self.require("above 0, or null", clip_norm=h.clip_norm is None or h.clip_norm > 0)
         self.require("from 1", batch_size=h.batch_size >= 1, eval_batch=self.eval_batch >= 1)
         self.require("from 1 to batch_size", min_batch=1 <= h.min_batch <= h.batch_size)
-        from_0 = {name: value >= 0 for name, value in h.items() if isinstance(value, int | float)}
-        self.require("from 0", **{name: fits for name, fits in from_0.items() if name.endswith(COUNT_SUFFIXES)})
-        self.require("from 0", **{name: fits for name, fits in from_0.items() if name.startswith(FACTOR_PREFIXES)})
+        named = [name for name in h if name.endswith(COUNT_SUFFIXES) or name.startswith(FACTOR_PREFIXES)]
+        self.require("from 0", **{name: not isinstance(h[name], int | float) or h[name] >= 0 for name in named})
         self.spread: Spread = serially  # shares work that needs no client among processes
-        for number in step_numbers(type(self)):
-            number.register(self)
+        for declared in [value for cls in type(self).__mro__ for value in vars(cls).values()]:
+            if isinstance(declared, StepNumber):
+                self.register_buffer(declared.buffer, torch.zeros(()), persistent=False)
         self._engine = EngineState()
-
-    @property
-    def hparams(self) -> Any:
-        """The constructor's arguments, by attribute or by name."""
-        return super().hparams
 
     def require(self, range: str, **allowed: bool) -> None:
         """Refuse arguments of the constructor whose value is not allowed, by name.
@@ -169,8 +167,8 @@ class FedMethod(L.LightningModule):
         Raises:
             ConfigError: as ``require``.
         """
-        values = {name: self.hparams[name] for name in names}
-        fits = {name: value is None or 0 <= value <= HIGHEST_THRESHOLD for name, value in values.items()}
+        h = self.hparams
+        fits = {name: h[name] is None or 0 <= h[name] <= HIGHEST_THRESHOLD for name in names}
         self.require(f"a probability, 0 to 1 (up to {HIGHEST_THRESHOLD}: one that no image reaches)", **fits)
 
     def require_labels(self, roster: Roster) -> None:

@@ -91,11 +91,6 @@ def discard(folders: Iterable[Path]) -> None:
     folder.discard(folders)
 
 
-def same_command(overwrite: bool) -> str:
-    """What continues a command that was interrupted: ``--overwrite`` would delete what it has done."""
-    return "the same command without --overwrite" if overwrite else "the same command"
-
-
 def forget_trials(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, more: Iterable[Path] = ()) -> None:
     """Delete what earlier trials of these rows have left, and ``more`` folders, so that they are run again.
 

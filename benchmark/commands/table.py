@@ -101,7 +101,7 @@ def run(options: Namespace) -> int:
     for one in bad:
         print(printable(f"{one.status}: {one.run.cells[0]}, {one.run.folder}: {one.message}"), file=sys.stderr)
     if bad and options.overwrite:
-        print(f"{common.same_command(options.overwrite)} runs only these", file=sys.stderr)
+        print("the same command without --overwrite runs only these", file=sys.stderr)
     return 1 if bad else 0
 
 

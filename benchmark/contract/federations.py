@@ -281,8 +281,7 @@ def rounds_until(federation: Federation, stop: int) -> list[Row]:
 
 def some_visits(federation: Federation) -> list[Visit]:
     """Visits of the third round: one for each kind of client, both new clients and ones that have taken part before."""
-    chosen = {(visit.labelled, visit.first): visit for visit in reversed(federation.visits(2))}
-    return list(chosen.values())
+    return list({(visit.labelled, visit.first): visit for visit in reversed(federation.visits(2))}.values())
 
 
 def by_place(values: Any) -> dict[str, Tensor]:

@@ -95,7 +95,9 @@ class OnDisk:
 
 
 class Checkpoint:
-    """The checkpoint of a run in progress: knows what is on disk and what a save costs. Call ``load`` first.
+    """The checkpoint of a run in progress: knows what is on disk and what a save costs.
+
+    Call ``load`` first, unless the folder is new.
 
     Args:
         path: the head.
@@ -222,18 +224,6 @@ class Checkpoint:
                 (self.folder / name).unlink()
 
 
-def save(path: Path, state: Mapping[str, Any]) -> None:
-    """Write all of ``state`` to the checkpoint ``path``; see ``Checkpoint.save``."""
-    checkpoint = Checkpoint(path)
-    checkpoint.files, checkpoint.previous_files = files_of(path), files_of(previous(path))
-    checkpoint.save(state)
-
-
-def load(path: Path) -> dict[str, Any] | None:
-    """The newest intact checkpoint of ``path``; see ``Checkpoint.load``."""
-    return Checkpoint(path).load()
-
-
 def sent_to_all(fabric: Fabric, state: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The first process's state, in every process; what a client keeps is a message of its own."""
     rest, entries = _parted(state or {})
@@ -295,16 +285,6 @@ def _head(path: Path) -> dict[str, Any]:
     return dict(opened(raw[start:]))
 
 
-def save_plain(path: Path, state: dict[str, Any]) -> None:
-    """Write ``state`` atomically to ``path``, in one file that ``torch.load`` reads.
-
-    Raises:
-        OSError: it cannot be written; names the file. What was there before is still there.
-    """
-    with replacing(path) as file:
-        file.write(dumped(state))
-
-
 def plain(value: Any, where: str = "state") -> Any:
     """The value with its tensors detached; it must consist of tensors and plain data.
 
@@ -330,7 +310,7 @@ def plain(value: Any, where: str = "state") -> Any:
 
 
 def dumped(value: Any, where: str = "state") -> memoryview:
-    """The bytes of a file with this value, which must be ``plain``."""
+    """The bytes of a file that ``torch.load`` reads, with this value, which must be ``plain``."""
     buffer = io.BytesIO()
     torch.save(plain(value, where), buffer)
     return buffer.getbuffer()

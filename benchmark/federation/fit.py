@@ -180,8 +180,8 @@ class Fit:
             )
         if isinstance(loss := outputs.get("loss"), Tensor):
             outputs["loss"] = loss.detach()
-            if method.automatic_optimization:
-                method._engine.log("loss", loss)
+            if method.automatic_optimization and (tally := method._engine.tally) is not None:
+                tally.add("loss", loss, 1.0)
         return outputs
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None, *args: Any, **kwargs: Any) -> None:

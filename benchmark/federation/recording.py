@@ -69,7 +69,7 @@ def record(
         step: the whole step: zero_grad, forward, backward, optimiser step.
         device: where the step computes.
         generators: the only ones that it may draw from. Reseed them in place; a replay knows no others.
-        stream: for CUDA, where the step is captured; default: a new one.
+        stream: for CUDA, where the step is captured; default: one of torch's.
         pool: for CUDA, memory shared by recordings that never run concurrently (``torch.cuda.graph_pool_handle``).
 
     Raises:
@@ -86,7 +86,6 @@ def record(
     for generator in generators:
         graph.register_generator_state(generator)
     with accelerator.device(device):
-        stream = stream or accelerator.Stream()
         try:  # other threads, such as NCCL's watchdog, may still call CUDA
             with accelerator.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 step()

@@ -18,13 +18,14 @@ from benchmark.federation.collectives import on_first, wait_for_all
 from benchmark.federation.loop import Federation
 from benchmark.federation.store import discard_states
 from benchmark.launch.signals import check_stopped
-from benchmark.runs.code_identity import by_other_code, by_other_revision, revision
+from benchmark.runs.code_identity import by_other_code, revision
 from benchmark.runs.exported import WEIGHTS
 from benchmark.runs.folder import CODE, RunFolder
 from benchmark.runs.loggers import Mirror, mirror_run
 from benchmark.runs.records import code_versions, read_record, read_rows, revisions
 from benchmark.runs.states import CHECKPOINT, other_data
 from datamodules.common.errors import BenchError, ConfigError, RunError, Stopped
+from datamodules.common.files import replacing
 
 REMEDY = "bring this run's own checkpoint back, or delete the folder to start over"
 
@@ -90,7 +91,8 @@ class Recorder:
         """Write the weights and the complete record."""
         weights = {**federation.server, **federation.method.tensors("frozen")}
         self.files.check_claim()
-        checkpoint.save_plain(self.files.path / WEIGHTS, {name: weight.cpu() for name, weight in weights.items()})
+        with replacing(self.files.path / WEIGHTS) as file:
+            file.write(checkpoint.dumped({name: weight.cpu() for name, weight in weights.items()}))
         self.state, confusion = None, federation.confusion
         self.files.finish(federation.averaged, None if confusion is None else confusion.tolist())
         self.mirror.record(self.files.record, federation.data.class_names)
@@ -120,7 +122,7 @@ def is_complete(run: Run) -> bool:
             f"(code {', '.join(code_versions(record))}), than is there now, {revision(run)} (code {CODE}); "
             "delete the folder or give --overwrite to run it again, or give another --results_dir to keep both"
         )
-        if by_other_revision(run, record):
+        if by_other_code(run, record, source=False):
             raise ConfigError(message)
         warnings.warn(message, stacklevel=2)
     checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-from benchmark.federation import checkpoint
+from benchmark.federation.checkpoint import Checkpoint
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from benchmark.perf.measure import Section, alone, config_of, federation_of, seconds
@@ -48,7 +48,7 @@ def growth_row(method: str, network: str, clients: int, active: int) -> list[Any
     made = federation_of(config)
     taken = round_seconds(made)
     with TemporaryDirectory() as place:
-        saving = seconds(lambda: checkpoint.save(Path(place) / "checkpoint.pt", made.state_dict()))
+        saving = seconds(lambda: Checkpoint(Path(place) / "checkpoint.pt").save(made.state_dict()))
         saved = sum(file.stat().st_size for file in Path(place).rglob("*") if file.is_file())
     parameters = sum(weight.numel() for weight in made.method.model.parameters())
     unit = 1 if sys.platform == "darwin" else 1024  # bytes, or KiB

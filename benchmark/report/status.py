@@ -14,7 +14,7 @@ from benchmark.config import Run, Runtime, apart, identity
 from benchmark.report.formats import number
 from benchmark.report.frame import LACKS
 from benchmark.runs.console import duration, printable
-from benchmark.runs.environment import gpu_name, machine
+from benchmark.runs.environment import cores, cpu_model, gpu_name
 from benchmark.runs.records import READING, Record, read_record, read_rows, readings
 from benchmark.runs.states import saved_rounds
 from benchmark.suites.plan import Plan
@@ -124,7 +124,8 @@ class Part:
 
 def measured_here(runtime: Runtime) -> list[Record]:
     """Read the records in a runtime's results that are from this machine (same processor, number of cores and GPU)."""
-    here, records = machine(gpu_name(runtime.accelerator)), []
+    # The entries of ``environment`` that must agree for times to be comparable.
+    here, records = {"cpu": cpu_model(), "cores": cores(), "gpu": gpu_name(runtime.accelerator)}, []
     for file in sorted(Path(runtime.results_dir, "runs").glob("*/record.json")):
         with suppress(RunError):  # skip damaged records
             record = read_record(file.parent)

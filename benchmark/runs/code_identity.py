@@ -9,7 +9,6 @@ import ast
 import hashlib
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec, resolve_name
@@ -69,15 +68,13 @@ def revision(run: Run) -> str:
     return f"method {method.revision}, framework {REVISION}" + (f"{SOURCE}{source}" if source else "")
 
 
-def by_other_code(run: Run, record: Record) -> bool:
-    """Whether a run, or part of it, has another revision than it would have now, or other source of the user's."""
-    return any(recorded != revision(run) for recorded in revisions(record))
+def by_other_code(run: Run, record: Record, source: bool = True) -> bool:
+    """Whether a run, or part of it, has another revision than it would have now, or other ``source`` of the user's.
 
-
-def by_other_revision(run: Run, record: Record) -> bool:
-    """Whether a run, or part of it, has another revision than it would have now, whatever the user's source."""
-    now = revision(run).partition(SOURCE)[0]
-    return any(recorded.partition(SOURCE)[0] != now for recorded in revisions(record))
+    Without ``source`` the revision alone counts.
+    """
+    found = [*revisions(record), revision(run)]
+    return len({one if source else one.partition(SOURCE)[0] for one in found}) > 1
 
 
 def users_source(run: Run) -> str | None:
@@ -124,15 +121,11 @@ def _users_file(module: str) -> Path | None:
     """The file of a user's module, if it has one and it is there."""
     if not module or module.partition(".")[0] in BELOW:
         return None
-    if module in sys.modules:
-        origin = getattr(sys.modules[module], "__file__", None)
-    else:
-        try:
-            spec = find_spec(module)
-        except ModuleNotFoundError:  # a package above it is missing
-            return None
-        origin = spec.origin if spec else None
-    return Path(origin) if origin and Path(origin).is_file() else None
+    try:
+        spec = find_spec(module)
+    except (ModuleNotFoundError, ValueError):  # a package above it is missing, or a notebook is the module
+        return None
+    return Path(spec.origin) if spec and spec.origin and Path(spec.origin).is_file() else None
 
 
 def _git(*arguments: str) -> str | None:

@@ -40,11 +40,6 @@ def environment() -> dict[str, Any]:
     }
 
 
-def machine(gpu: str | None = None) -> dict[str, Any]:
-    """The entries of ``environment`` that must agree for times to be comparable, for a process on ``gpu``."""
-    return {"cpu": cpu_model(), "cores": cores(), "gpu": gpu}
-
-
 def accelerator_here(accelerator: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
     """``cpu`` or ``cuda``: what ``auto`` stands for here."""
     import torch

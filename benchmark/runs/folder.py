@@ -246,7 +246,7 @@ class RunFolder:
         self._write()
         self._finished = True
 
-    def fail(self, error: BaseException, run: Run | None = None) -> None:
+    def fail(self, error: BaseException, run: Run) -> None:
         """Store the traceback in the record; ``run`` opens the record if the failure came first.
 
         Of its files only the innermost folder is told, because records are shared. The message is kept as it is.
@@ -259,12 +259,11 @@ class RunFolder:
             return
         with suppress(OSError, RunError):
             self.record = self.record or self._earlier_record()
-            if not self.record and run is not None:
+            if not self.record:
                 self.open(run, {})
-            if self.record:
-                text = OUTER_FOLDERS.sub("", "".join(traceback.format_exception(error)))
-                self.record |= {"status": "failed", "error": text.encode(errors="backslashreplace").decode()}
-                self._write()
+            text = OUTER_FOLDERS.sub("", "".join(traceback.format_exception(error)))
+            self.record |= {"status": "failed", "error": text.encode(errors="backslashreplace").decode()}
+            self._write()
 
     def _write(self) -> None:
         self.check_claim()

@@ -23,8 +23,6 @@ from datamodules.common.plugins import plugin
 
 PROJECT = "fssl-bench"
 Mode = Literal["off", "offline", "online"]
-IN_A_VISIT = (Callback, LambdaCallback)
-"""Lightning's own callbacks that a visit can serve."""
 LOGGERS: Mapping[str, Callable[..., Logger]] = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}
 
 
@@ -66,8 +64,8 @@ def callbacks(given: str | None) -> list[Callback]:
         cls = plugin(path, f"--callbacks {path}")
         if not (isinstance(cls, type) and issubclass(cls, Callback)):
             raise ConfigError(f"--callbacks {path}: this is not a subclass of lightning.pytorch.Callback")
-        for base in cls.__mro__:
-            if base.__module__.startswith("lightning.pytorch.callbacks.") and base not in IN_A_VISIT:
+        for base in cls.__mro__:  # of Lightning's own callbacks, a visit can serve these two
+            if base.__module__.startswith("lightning.pytorch.callbacks.") and base not in (Callback, LambdaCallback):
                 raise ConfigError(
                     f"--callbacks {path}: {base.__name__} needs a whole Trainer, and a client's visit has none; "
                     "docs/usage/python.md says which callbacks work, and what does the work of the others"

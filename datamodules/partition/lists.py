@@ -1,7 +1,6 @@
 """Many short lists of positions stored in two arrays, with little memory per client."""
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -52,6 +51,3 @@ class Lists(Sequence[Positions]):
     def __getitem__(self, number: int) -> Positions:  # type: ignore[override]
         k = range(len(self))[number]
         return self.flat[self.starts[k] : self.starts[k + 1]]
-
-    def __iter__(self) -> Iterator[Positions]:
-        return (self.flat[start:end] for start, end in pairwise(self.starts.tolist()))

@@ -3,7 +3,7 @@
 Methods use these only through ``FedMethod``.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -125,21 +125,11 @@ class StepNumber:
     def __set_name__(self, owner: type, name: str) -> None:
         self.buffer = f"{name}_now"
 
-    def register(self, module: nn.Module) -> None:
-        """Register the buffer with the module."""
-        module.register_buffer(self.buffer, torch.zeros(()), persistent=False)
-
     def __get__(self, module: nn.Module | None, owner: type) -> Tensor:
         return self if module is None else module._buffers[self.buffer]  # type: ignore[return-value]
 
     def __set__(self, module: nn.Module, value: float | Tensor) -> None:
         module.get_buffer(self.buffer).fill_(value.detach() if isinstance(value, Tensor) else value)
-
-
-def step_numbers(cls: type) -> Iterator[StepNumber]:
-    """Yield the step numbers that a class and its bases declare."""
-    for base in cls.__mro__:
-        yield from (value for value in vars(base).values() if isinstance(value, StepNumber))
 
 
 def state_of(module: nn.Module, keep_vars: bool = False) -> dict[str, Tensor]:
@@ -187,8 +177,3 @@ class EngineState:
     tally: Tally | None = None
     site: Site | None = None
     tensors: RegisteredTensors | None = None
-
-    def log(self, name: str, value: Tensor) -> None:
-        """Log one of the framework's own values to the current tally."""
-        if self.tally is not None:
-            self.tally.add(name, value, 1.0)

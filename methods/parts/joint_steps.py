@@ -3,8 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +41,7 @@ class JointSteps(FedMethod):
     scenario = "all_clients"
     scopes = {"received": "local"}
     views = {"labelled": {"x": "weak"}, "unlabelled": {"weak": "weak", "strong": "strong"}}
-    contract_args: ClassVar[Mapping[str, Any]] = MappingProxyType({"batch_size": 10, "unlabelled_bs": 20})
+    contract_args = {"batch_size": 10, "unlabelled_bs": 20}
 
     def __init__(
         self,

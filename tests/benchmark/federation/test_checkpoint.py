@@ -71,6 +71,17 @@ def path(tmp_path):
     return tmp_path / "checkpoint.pt"
 
 
+def save(path, state):
+    """Write all of a state, as a process does that knows of clients' files from the heads alone."""
+    once = Checkpoint(path)
+    once.files, once.previous_files = checkpoint.files_of(path), checkpoint.files_of(checkpoint.previous(path))
+    once.save(state)
+
+
+def load(path):
+    return Checkpoint(path).load()
+
+
 def test_a_head_names_no_file_elsewhere(path):
     """What is no longer needed is deleted, and anybody can write a head."""
     path.write_bytes(sealed({"kept": {"clients": {0: "0-a", 1: "/home/me/thesis", 2: "../1-b"}}}))
@@ -81,20 +92,20 @@ def test_a_head_names_no_file_elsewhere(path):
 def two(path):
     """Two checkpoints: 0 became the predecessor of 1."""
     for number in (0, 1):
-        checkpoint.save(path, STATES[number])
+        save(path, STATES[number])
     return path
 
 
 def test_round_trip_and_one_predecessor(path):
-    assert checkpoint.load(path) is None
+    assert load(path) is None
     for number in range(4):
-        checkpoint.save(path, STATES[number])
-        assert equal(checkpoint.load(path), number)
+        save(path, STATES[number])
+        assert equal(load(path), number)
     assert sorted(file.name for file in path.parent.iterdir()) == [CLIENTS, "checkpoint.pt", "checkpoint.pt.previous"]
     kept = sorted(file.name.rpartition("-")[0] for file in path.with_name(CLIENTS).iterdir())
     assert kept == ["clients-0", "clients-0", "clients-1"]  # 0 has changed since the predecessor
     path.unlink()
-    assert equal(checkpoint.load(path), 2)
+    assert equal(load(path), 2)
 
 
 def flipped(raw, where):
@@ -106,17 +117,17 @@ def flipped(raw, where):
 def test_a_damaged_file_falls_back_to_its_predecessor(two, damage, where):
     """Which stays the predecessor, even if the next save is damaged, too."""
     two.write_bytes(damage(two.read_bytes(), where))
-    assert equal(checkpoint.load(two), 0)
-    checkpoint.save(two, STATES[2])
+    assert equal(load(two), 0)
+    save(two, STATES[2])
     two.write_bytes(damage(two.read_bytes(), where))
-    assert equal(checkpoint.load(two), 0)
+    assert equal(load(two), 0)
 
 
 def test_both_damaged(two):
     for file in (two, checkpoint.previous(two)):
         file.write_bytes(b"not a checkpoint")
     with pytest.raises(RunError, match=r"no checkpoint is intact.*pt is damaged.*pt\.previous is damaged.*delete"):
-        checkpoint.load(two)
+        load(two)
 
 
 def client_file(path, client):
@@ -131,9 +142,9 @@ def flip(file):
 @pytest.mark.parametrize("damage", [flip, Path.unlink], ids=["flipped", "missing"])
 def test_a_damaged_file_of_a_client_falls_back_to_the_predecessor(two, damage):
     damage(client_file(two, 0))
-    assert equal(checkpoint.load(two), 0)
-    checkpoint.save(two, STATES[2])
-    assert equal(checkpoint.load(two), 2)
+    assert equal(load(two), 0)
+    save(two, STATES[2])
+    assert equal(load(two), 2)
 
 
 def test_a_file_of_a_client_that_both_need_is_named(two):
@@ -141,7 +152,7 @@ def test_a_file_of_a_client_that_both_need_is_named(two):
     file = client_file(two, 1)
     file.unlink()
     with pytest.raises(RunError, match=rf"{CLIENTS}/{file.name}: No such file"):
-        checkpoint.load(two)
+        load(two)
 
 
 class Killed(BaseException):
@@ -159,8 +170,8 @@ def test_a_kill_at_any_step_leaves_an_old_or_the_new_state(path, monkeypatch, fi
         shutil.rmtree(path.parent)
         path.parent.mkdir()
         if not first:
-            checkpoint.save(path, STATES[0])
-            checkpoint.save(path, STATES[1])
+            save(path, STATES[0])
+            save(path, STATES[1])
         name, _, nth = step.partition(" ")
         left = [int(nth or 1)]
         module = {"open": io, "unlink": Path}.get(name, os)
@@ -177,13 +188,13 @@ def test_a_kill_at_any_step_leaves_an_old_or_the_new_state(path, monkeypatch, fi
         with monkeypatch.context() as patch:
             patch.setattr(module, name, dying)
             try:
-                checkpoint.save(path, STATES[2])
+                save(path, STATES[2])
             except Killed:
                 outcomes.append(step)
-        found = checkpoint.load(path)
+        found = load(path)
         assert (found is None if first else equal(found, 1)) or equal(found, 2)
-        checkpoint.save(path, STATES[3])
-        assert equal(checkpoint.load(path), 3)
+        save(path, STATES[3])
+        assert equal(load(path), 3)
         needed = checkpoint.files_of(path) | checkpoint.files_of(checkpoint.previous(path))
         assert set(os.listdir(path.with_name(CLIENTS))) == needed, "what belongs to no checkpoint has gone"
     assert len(outcomes) == 2 * len(steps) - (2 if first else 0)
@@ -191,21 +202,21 @@ def test_a_kill_at_any_step_leaves_an_old_or_the_new_state(path, monkeypatch, fi
 
 def test_a_prepared_file_runs_nothing(path, tmp_path):
     """Its checksum is right, so that it is intact; it is refused for what it holds, and not replaced in silence."""
-    checkpoint.save(path, STATES[0])
-    checkpoint.save(path, STATES[1])
+    save(path, STATES[0])
+    save(path, STATES[1])
     path.write_bytes(sealed({**STATES[2], "extra": Runs(tmp_path / "ran")}))
     with pytest.raises(UnpicklingError, match="mkdir"):
-        checkpoint.load(path)
+        load(path)
     assert not (tmp_path / "ran").exists()
 
 
 def test_only_plain_data_is_saved(two):
     """Tensors are detached. What could not be read back is refused, with its place; the file before stays."""
     with pytest.raises(RunError, match=r"state\['clients'\]\[3\]\[0\] is a numpy.float64.*in a registered tensor"):
-        checkpoint.save(two, {"clients": {3: (np.float64(1),)}})
-    assert equal(checkpoint.load(two), 1)
-    checkpoint.save(two, {"a": OrderedDict(w=torch.nn.Parameter(torch.ones(2))), "b": (None, True, 2, 0.5, "x", [1])})
-    found = checkpoint.load(two)
+        save(two, {"clients": {3: (np.float64(1),)}})
+    assert equal(load(two), 1)
+    save(two, {"a": OrderedDict(w=torch.nn.Parameter(torch.ones(2))), "b": (None, True, 2, 0.5, "x", [1])})
+    found = load(two)
     assert type(found["a"]) is dict and type(found["a"]["w"]) is torch.Tensor and not found["a"]["w"].requires_grad
     assert found["b"] == (None, True, 2, 0.5, "x", [1])
 
@@ -222,10 +233,10 @@ def test_only_what_has_changed_is_written(path):
     kept.save(made(2, (1, 2, 1)))
     after = files()
     assert before.items() <= after.items() and len(after) == len(before) + 1
-    assert [float(checkpoint.load(path)["clients"][c][0]["own"][0]) for c in range(3)] == [1.0, 2.0, 1.0]
+    assert [float(load(path)["clients"][c][0]["own"][0]) for c in range(3)] == [1.0, 2.0, 1.0]
     continued = Checkpoint(path)
     continued.save({**continued.load(), "round": 3})
-    assert files().items() <= after.items() and checkpoint.load(path)["round"] == 3
+    assert files().items() <= after.items() and load(path)["round"] == 3
 
 
 def test_saving_costs_a_fiftieth_of_the_time(path, monkeypatch):

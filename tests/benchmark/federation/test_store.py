@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 
-from benchmark.federation import checkpoint
 from benchmark.federation.checkpoint import Checkpoint
 from benchmark.federation.loop import Federation
 from benchmark.federation.site import ClientState
@@ -68,7 +67,7 @@ def test_a_checkpoint_takes_the_files_and_a_run_continues_from_it(tmp_path):
     taken = begun.state_dict()  # of the end of this round; it must be savable in the middle of the next one
     begun.run_round(2)
     saver.save(taken)
-    saved = checkpoint.load(tmp_path / "checkpoint.pt")
+    saved = Checkpoint(tmp_path / "checkpoint.pt").load()
     resumed = federation(Store(0, tmp_path))
     resumed.load_state_dict(saved)
     resumed.run()

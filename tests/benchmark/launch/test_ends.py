@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from lightning.fabric.strategies import DDPStrategy
 
-from benchmark.federation import checkpoint
+from benchmark.federation.checkpoint import Checkpoint
 from benchmark.launch import run
 from benchmark.launch.recorder import CHECKPOINT
 from benchmark.launch.run import fit
@@ -117,7 +117,7 @@ def test_a_signal_saves_the_end_of_the_last_round(tmp_path, reference):
         assert state(path) == "stale" and read_record(path)["error"] is None
         done = len(read_rows(path))
         assert rows <= done < ROUNDS, "the run ended before it was stopped"
-        assert checkpoint.load(path / CHECKPOINT)["round"] == saved_rounds(path)
+        assert Checkpoint(path / CHECKPOINT).load()["round"] == saved_rounds(path)
         assert done - saved_rounds(path) in (0, 1), "1: the signal came while the row was being written"
     assert_same_run(fit(config), reference)
 

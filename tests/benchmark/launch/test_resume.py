@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from benchmark.federation import checkpoint
+from benchmark.federation.checkpoint import Checkpoint
 from benchmark.launch.recorder import CHECKPOINT
 from benchmark.launch.run import fit
 from benchmark.runs.records import read_record
@@ -26,11 +26,17 @@ def begun(tmp_path, made):
     return config, shutil.copytree(made, config.folder)
 
 
+def with_parts(path, **parts):
+    """Save the checkpoint there anew with other parts, as one in which all of its clients have changed."""
+    kept = Checkpoint(path)
+    kept.save({**kept.load(), **parts, "changed": {}})
+
+
 @pytest.mark.parametrize(("part", "left"), [("server", {}), ("summed", {}), ("clients", {0: ({}, [])})])
 def test_a_checkpoint_that_lacks_tensors_is_refused(begun, part, left):
     """They would start anew, without a word."""
-    config, path = begun[0], begun[1] / CHECKPOINT
-    checkpoint.save(path, {**checkpoint.load(path), part: left})
+    config, path = begun
+    with_parts(path / CHECKPOINT, **{part: left})
     with pytest.raises(RunError, match=rf"{part}\..*of another shape"):
         fit(config)
 
@@ -54,10 +60,10 @@ def test_the_rows_of_an_interrupted_run_are_not_taken_on_trust(begun, reference)
 def test_a_checkpoint_says_where_it_comes_from(begun):
     """That of another run or partition is refused."""
     config, path = begun
-    saved, record = checkpoint.load(path / CHECKPOINT), read_record(path)
-    assert saved["origin"] == {key: record[key] for key in ("run_id", "partition_hash", "code_version")}
+    origin, record = Checkpoint(path / CHECKPOINT).load()["origin"], read_record(path)
+    assert origin == {key: record[key] for key in ("run_id", "partition_hash", "code_version")}
     for key in ("run_id", "partition_hash"):
-        checkpoint.save(path / CHECKPOINT, {**saved, "origin": {**saved["origin"], key: "another"}})
+        with_parts(path / CHECKPOINT, origin={**origin, key: "another"})
         with pytest.raises(RunError, match=f"its {key} is another .*, not {record[key]}; bring this run's own"):
             fit(config)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmark.federation import checkpoint
+from benchmark.federation.checkpoint import Checkpoint
 from benchmark.federation.loop import Federation
 from benchmark.launch import run
 from benchmark.launch.recorder import CHECKPOINT, Recorder
@@ -51,7 +51,7 @@ def test_an_end_that_fails_loses_nothing(tmp_path, reference, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Federation, "evaluate_averaged", killed)
         fit(config)
-    assert checkpoint.load(config.folder / CHECKPOINT)["round"] == ROUNDS
+    assert Checkpoint(config.folder / CHECKPOINT).load()["round"] == ROUNDS
     with monkeypatch.context() as patch, pytest.raises(OSError, match=r"No space left.*/weights\.pt'"):
         patch.setattr(os, "fsync", full)
         fit(config)

@@ -34,7 +34,7 @@ def test_a_line_for_each_reading_and_row(suite, tmp_path):
     completed(other, 10.0, 20.0)
     failed, going = (RunFolder(other.replace(seed=seed).folder) for seed in (7, 8))
     failed.open(other.replace(seed=7), FACTS)
-    failed.fail(RunError("the loss is not finite"))
+    failed.fail(RunError("the loss is not finite"), other.replace(seed=7))
     going.open(other.replace(seed=8), FACTS)
 
     file = tmp_path / "out" / "all.parquet"

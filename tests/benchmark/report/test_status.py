@@ -7,7 +7,7 @@ import pytest
 from benchmark.config import Run, RunConfig, Runtime, identity
 from benchmark.registry import ClassSpec
 from benchmark.report.status import measured_here, parts, rounds_left, show, summary
-from benchmark.runs.environment import machine
+from benchmark.runs.environment import cores, cpu_model
 from benchmark.runs.folder import RunFolder
 from benchmark.suites.plan import Plan
 from run_folders import FACTS, change, completed
@@ -117,7 +117,8 @@ def test_only_records_of_this_machine_count(tmp_path, another, count):
     runtime = Runtime(results_dir=str(tmp_path), accelerator="cpu")
     assert measured_here(runtime) == []
     folder.append({"round": 0, "acc": 1.0})
-    change(folder.path, lambda record: record["environment"].update(machine() | another))
+    machine = {"cpu": cpu_model(), "cores": cores(), "gpu": None} | another
+    change(folder.path, lambda record: record["environment"].update(machine))
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "record.json").write_text("{")
     assert [one["rounds"]["done"] for one in measured_here(runtime)] == [1] * count

@@ -149,7 +149,7 @@ def test_a_failure_keeps_its_traceback_without_local_folders(tmp_path):
     folder.append(row(0))
     with pytest.raises(ZeroDivisionError) as error:
         raise ZeroDivisionError("by zero \udcff")  # as in the name of a file that is no UTF-8
-    folder.fail(error.value)
+    folder.fail(error.value, RUN)
     record = read_record(tmp_path)
     assert record["status"] == "failed" and record["rounds"]["done"] == 1
     assert "test_a_failure_keeps_its_traceback" in record["error"] and "by zero" in record["error"]
@@ -176,7 +176,7 @@ def test_an_error_after_the_end_leaves_the_record_complete(tmp_path):
     """As where one of several processes is killed while it ends."""
     folder = whole_run(tmp_path)
     before = read_record(tmp_path)
-    folder.fail(ValueError("a process has ended"))
+    folder.fail(ValueError("a process has ended"), RUN)
     assert read_record(tmp_path) == before
 
 
@@ -184,7 +184,7 @@ def test_a_failure_that_cannot_be_recorded_is_no_further_error(tmp_path, read_on
     known = opened(tmp_path)
     before = (tmp_path / "record.json").read_bytes()
     read_only()
-    known.fail(ValueError("x"))
+    known.fail(ValueError("x"), RUN)
     RunFolder(tmp_path).fail(ValueError("x"), RUN)
     assert (tmp_path / "record.json").read_bytes() == before
 

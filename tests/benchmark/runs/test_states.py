@@ -43,7 +43,7 @@ def test_state(tmp_path):
         folder.open(RUN, FACTS)
         assert state(tmp_path) == "running"
     assert state(tmp_path) == "stale"
-    folder.fail(ValueError("x"))
+    folder.fail(ValueError("x"), RUN)
     assert state(tmp_path) == "failed"
     whole_run(tmp_path / "whole")
     with flocked(tmp_path / "whole", fcntl.LOCK_EX):
