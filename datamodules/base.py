@@ -56,9 +56,10 @@ class FSSLDataModule(L.LightningDataModule):
         beta: concentration of the Dirichlet distribution.
         partition_seed: seed of NumPy's legacy generator that draws the partition; ``None``: the seed of the run.
         partition_stream: a name that is mixed into that seed, so that settings with other names have other partitions
-            at equal seeds.
+            at equal seeds; without a name, settings of one data set share theirs.
         split_seed: seed of a generator of its own for each draw that spreads a pool over clients (SAGE, ProxyFL).
-        min_size: smallest client of ``dirichlet``; with a smaller one ``per_class`` draws again, ``per_client`` fails.
+        min_size: least number of images of a client in ``dirichlet``; with fewer, ``per_class`` draws again, and
+            ``per_client`` fails.
         split_classes: classes that the Dirichlet draw spreads; images of later ones go to nobody. Default: all.
         shuffle: shuffle the classes before the Dirichlet cuts and the clients' images after them (FedDB, (FL)2: no).
         labelled_pick: which client becomes labelled client 0 (see ``split.pick_labelled``).
@@ -186,7 +187,7 @@ class FSSLDataModule(L.LightningDataModule):
         if not self.measured:
             self.views = self._views()
         self._ready = False
-        self.place(torch.device("cpu"))
+        self.device, self.dtype, self.processes = torch.device("cpu"), torch.float32, 1
 
     def read(self) -> Arrays:
         """The data set's images and labels."""

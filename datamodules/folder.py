@@ -273,7 +273,7 @@ def _decoded(root: Path, pictures: Listing, side: int | None, test_fraction: flo
             )
     channels = 1 if all(grey for _, grey, _ in headers) else 3
     needed = sum(map(len, parts)) * height * width * channels
-    check_memory(f"{root} at side {side}" if side else str(root), needed, available_bytes())
+    check_memory(f"{root} at side {side} (data.side)" if side else str(root), needed, available_bytes())
     images = [sources.decoded([picture.file for picture in part], height, width, channels) for part in parts]
     names = _classes(pictures.train)
     numbers = {name: number for number, name in enumerate(names)} | {None: HIDDEN}

@@ -88,8 +88,8 @@ class FedMethod(L.LightningModule):
     """
 
     eval_batch: int = 256
-    """Test images per forward pass; it matters where evaluation uses batch statistics, and to ``FixMatch``, which draws
-    the views that it labels in blocks of as many."""
+    """Test images per forward pass; it matters where evaluation uses batch statistics, and in ``FixMatch``, where the
+    views to be labelled are drawn in blocks of this size."""
 
     model: Backbone
 

@@ -164,10 +164,12 @@ class CBAFed(LabelledShare, LabelledClients):
 
     def on_train_start(self) -> None:
         """Store the received model, with ``initial`` the first reference of Eq. 1."""
+        super().on_train_start()
         self.previous.load_state_dict(self.model.state_dict())
 
     def on_train_epoch_end(self) -> None:
         """Apply the residual connection of a labelled client (Eq. 1)."""
+        super().on_train_epoch_end()
         if self.connects_epochs():
             self.mix(self.previous, self.current_epoch)
 

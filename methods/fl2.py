@@ -121,9 +121,7 @@ class FL2(FixMatch):
 
         loss_p = masked_mean(losses, high)  # Eq. 11
         w_star = self.perturbed(w, gradients(loss_p, w, retain_graph=True), h.rho)  # Eq. 12
-        loss = h.lambda_u * self.adaptive_loss(losses, samples)
-        if "labelled" in batch:
-            loss = loss + F.cross_entropy(wide(self(batch["labelled"]["x"])), batch["labelled"]["y"])
+        loss = h.lambda_u * self.adaptive_loss(losses, samples) + self.labelled_loss(batch)
         logits_star = wide(functional_call(self.model, w_star, (x,)))
         loss_cs = self.consistency(samples, logits, logits_star)  # Eq. 13
         for name, slope in self.slopes(loss, h.w_cs * loss_cs, w, w_star).items():  # Eq. 14
@@ -143,6 +141,12 @@ class FL2(FixMatch):
     def adaptive_loss(self, losses: Tensor, samples: Tensors) -> Tensor:
         """L_a, from the ``losses [B]`` of the samples."""
         return losses.mean()
+
+    def labelled_loss(self, batch: Batch) -> Tensor | float:
+        """Cross-entropy on the client's own labels, if it has any."""
+        if "labelled" not in batch:
+            return 0.0
+        return F.cross_entropy(wide(self(batch["labelled"]["x"])), batch["labelled"]["y"])
 
     def consistency(self, samples: Tensors, logits: Tensor, logits_star: Tensor) -> Tensor:
         """L_cs: KL(prediction at W || prediction at W*) of the highly confident samples, over the batch size."""

@@ -124,8 +124,9 @@ class LocalSSL(FedMethod):
         """Take a fixed number of steps per local epoch, or one pass over the labelled images."""
         h = self.hparams
         streams = self.streams(client.data)
+        main = "labelled" if "labelled" in streams else "unlabelled"
         for name, stream in streams.items():
-            stream.cycle = h.steps_per_visit is not None or (name == "unlabelled" and "labelled" in streams)
+            stream.cycle = h.steps_per_visit is not None or name != main
         return [Pass(streams, h.steps_per_visit)] * int(h.local_epochs)
 
     def on_train_start(self) -> None:

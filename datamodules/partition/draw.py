@@ -99,8 +99,8 @@ def validation_images(options: Options, images: int, seed: int, tested: Position
     if not count:
         return NOTHING
     if not len(tested) <= count < images:
-        beside = f", no fewer than the {len(tested)} of data.balanced_holdout among them" if len(tested) else ""
-        raise ConfigError(f"data.validation={count}: give a number below the {images} training images{beside}")
+        least = f" and from {len(tested)}, the images of data.balanced_holdout" if len(tested) else ""
+        raise ConfigError(f"data.validation={count}: give a number below the {images} training images{least}")
     shuffled = torch.randperm(images, generator=streams.generator(seed, "validation")).numpy()
     others = shuffled[~np.isin(shuffled, tested)]
     return np.sort(others[: count - len(tested)])

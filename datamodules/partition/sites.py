@@ -42,7 +42,7 @@ class Sites(Sequence[SiteData]):
     Args:
         labelled: positions with labels, by client.
         unlabelled: positions without labels, by client.
-        labels: the labels that sites may see, int64 ``[num_images]``, on the device of what they hold.
+        labels: the labels that sites may see, else ``HIDDEN``, int64 ``[num_images]``; on the sites' device.
         reveals: whether clients see those of their unlabelled images.
     """
 

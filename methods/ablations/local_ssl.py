@@ -18,7 +18,7 @@ class OwnStatistics(LocalSSL):
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
         """Return logits by field, each from a separate forward pass."""
-        needed = {"x", "weak", "strong"} if self.hparams.unsup_weight else {"x"}
+        needed = {"x", "weak", "strong"} if "unlabelled" in batch and self.hparams.unsup_weight else {"x"}
         if "y" in batch.get("unlabelled", {}):
             needed.add("weak")
         views = images(batch)

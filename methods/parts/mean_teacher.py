@@ -79,6 +79,7 @@ class MeanTeacher(FedMethod):
 
     def on_train_start(self) -> None:
         """Switch the teacher to evaluation; after the warm-up, one without any step becomes the received model."""
+        super().on_train_start()
         self.teacher.eval()
         if not self.is_warmup(self.visit.round):
             received, is_new = self.model.state_dict(), self.teacher_step == 0

@@ -177,7 +177,7 @@ IID = {"scenario": "all_clients", "partition": "iid"}
         ({"labelled_holdout": 1e-9}, "labelled_holdout=1e-09 of the labelled images is 0"),
         ({"balanced_holdout": 55}, "balanced_holdout=55: give a multiple of 10 classes, up to "),
         ({"validation": 1437}, "validation=1437: give a number below the 1437 training images"),
-        ({"validation": 5, "balanced_holdout": 10}, "10 of data.balanced_holdout among them"),
+        ({"validation": 5, "balanced_holdout": 10}, "and from 10, the images of data.balanced_holdout"),
         ({"pipeline": "blur"}, "unknown pipeline 'blur'; choose one of .*zoom_crop_flip"),
         ({"side": 4, "pipeline": "pad_crop_flip"}, r"data\.side=4: this pipeline mirrors 4 pixels .* choose 5 or more"),
         ({"picked": 3, "num_clients": 3, "labelled_from": 10}, "picked=3 of 3 clients leaves none: pick fewer"),

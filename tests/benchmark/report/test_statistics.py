@@ -116,6 +116,11 @@ def test_a_failed_run_has_no_accuracy_and_is_below_all_others():
     assert found.loc["worst", "above"] == 0.0  # in the four seeds in which one of the two has not failed
 
 
+def test_a_tie_up_to_rounding_counts_half():
+    noisy = pd.DataFrame({"a": [0.1 + 0.2, 1.0], "b": [0.3, 1.0]})
+    assert compare(noisy, "b").loc["a", "above"] == 0.5
+
+
 def test_differences_that_are_all_equal_have_no_test():
     """Two runs that are the same run differ by nothing, and no p-value says otherwise; nor where only rounding does."""
     line = compare(SCORES.assign(same=SCORES["base"]), "base").loc["same"]
