@@ -277,7 +277,7 @@ def _in_memory(run: Run) -> Result:
         federation = assemble(run, fabric, [rows, *callbacks(runtime.callbacks)])
         federation.run()
         federation.become_server()
-    result = Result(run, rows, averaged=federation.averaged)
+    result = Result(run, [*rows], averaged=federation.averaged)
     result.method, result.data = federation.method.eval(), federation.data
     return result
 

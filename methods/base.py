@@ -431,18 +431,13 @@ class FedMethod(L.LightningModule):
         """
         if self._engine.tally is not None:
             number = value if isinstance(value, Tensor) else torch.full((), float(value), device=self.device)
-            if self._is_rate(value):  # a number in an eager step, and a tensor of another type in a recorded one
+            optimizers = getattr(self._trainer, "optimizers", [])
+            if any(group["lr"] is value for optimizer in optimizers for group in optimizer.param_groups):
+                # A rate is a number in an eager step, and a tensor of another type in a recorded one.
                 number = number.to(torch.get_default_dtype())
             self.tally(name, number, float(kwargs.get("batch_size") or 1.0))
         elif self._trainer is not None:
             super().log(name, value, *args, **kwargs)
-
-    def _is_rate(self, value: Any) -> bool:
-        """Whether a value is the very tensor that an optimiser has for its learning rate."""
-        if not isinstance(value, Tensor) or self._trainer is None:
-            return False
-        groups = [group for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
-        return any(group["lr"] is value for group in groups)
 
 
 __all__ = ["SERVER", "Batch", "FedMethod", "LocalWork", "Pass", "Scope"]

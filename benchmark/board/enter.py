@@ -51,8 +51,9 @@ def enter(
     }
     path, written = Path(f"{board.paper}-{label}-{table}.yaml"), {"extends": paper, **spec}
     if path.exists() and read_yaml(path, "suite") != written:
-        what = "describes another row than these options do"
-        raise ConfigError(f"{path} {what}; delete it, or rename it and its `paper:` to keep both")
+        raise ConfigError(
+            f"{path} describes another row than these options do; delete it, or rename it and its `paper:` to keep both"
+        )
     suite = extend(board, spec, str(path), path.parent)
     rows = [row for row in suite.matching([], scale) if row.method == label]
     for row in rows:

@@ -123,7 +123,7 @@ def check_startable(runs: Iterable[Run]) -> None:
 
 
 def show_plan(runs: Sequence[Run], states: Mapping[str, str], jobs: int = 1) -> None:
-    """Print what is left of runs (``--dry_run``): rounds, and time as far as records from this machine tell.
+    """Print what is left of runs (``--dry_run``): rounds, and time as far as records of equal runs here tell.
 
     Args:
         runs: those of one command, at least one.

@@ -157,9 +157,9 @@ class Checkpoint:
         self.cost = self.last - began
 
     def load(self) -> dict[str, Any] | None:
-        """The newest intact checkpoint, or ``None`` if there is no head.
+        """The newest intact checkpoint, or ``None`` if there is neither a head nor its predecessor.
 
-        If the last one is damaged, its predecessor is loaded and takes its place, so that the damaged head cannot
+        If the head is missing or damaged, its predecessor is loaded and takes its place, so that a damaged head cannot
         become the predecessor. Files that belong to neither are removed.
 
         Raises:

@@ -79,10 +79,6 @@ class LocalSite:
         context: what all visits have in common.
     """
 
-    data: SiteData
-    visit: Visit
-    optimizer_states: OptimizerStates
-
     def __init__(self, method: FedMethod, context: RunContext) -> None:
         self._method, self._context = method, context
         _measured[self] = Tally()

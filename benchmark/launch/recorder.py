@@ -61,7 +61,7 @@ class Recorder:
                 self.save()
             except (OSError, BenchError) as error:
                 self.say(f"the last rounds could not be saved: {error}")
-        if self.files.record:
+        if "mirror" in vars(self):
             self.mirror.__exit__(kind, *more)
 
     def say(self, text: str) -> None:

@@ -99,8 +99,8 @@ def mirror_run(run: Run, folder: Path, started: str) -> "Mirror":
     Args:
         run: the run.
         folder: its folder.
-        started: when it started first, in ISO 8601. A run that resumes resumes its W&B run; one that starts over, or
-            elsewhere, has another.
+        started: when its record began, in ISO 8601. A run that resumes goes on in the same W&B run; one whose folder
+            was deleted, or that is in another folder, has another.
     """
     config = run.config
     mode = choose_mode(config.runtime.wandb, config.scale, asked="wandb" in names(config.runtime.logger))

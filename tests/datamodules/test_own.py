@@ -213,7 +213,7 @@ def test_hidden_files_and_folders_are_no_images(pictures):
 
 
 def test_images_that_do_not_fit_into_memory_are_refused_before_they_are_decoded(pictures):
-    with pytest.raises(ConfigError, match=r"pictures at side 1000000 \(data\.side\): .* would take 60,000 GB of memory"):
+    with pytest.raises(ConfigError, match=r"at side 1000000 \(data\.side\): .* would take 60,000 GB of memory"):
         ready(Folder, root="pictures", side=1_000_000)
     assert not list(pictures.parent.glob("data/folder-*"))
 
