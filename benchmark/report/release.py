@@ -129,8 +129,7 @@ def _about(folder: str, record: Record, place: Place | None) -> dict[str, Any]:
         "partition_hash": record["partition_hash"],
         "code": ", ".join(code_versions(record)),
         "hardware": hardware(record["environment"]),
-        "bytes_up": record["bytes_up"],
-        "bytes_down": record["bytes_down"],
+        **{name: record[name] if record["status"] == "complete" else None for name in ("bytes_up", "bytes_down")},
     }
     if place:
         row = place.row

@@ -48,7 +48,7 @@ def test_a_line_for_each_reading_and_row(suite, tmp_path):
     assert rounds[["acc", "round"]].values.tolist() == [[10, 0], [20, 1], [50, 0], [50, 0], [60, 1], [60, 1]]
     assert set(frame.loc[frame["suite"].isna(), "seed"]) == {other.config.seed, 7}
     (lost,) = frame[frame["status"] == "failed"].to_dict("records")
-    assert lost["seed"] == 7 and pd.isna(lost["acc"]) and pd.isna(lost["reading"])
+    assert lost["seed"] == 7 and pd.isna(lost["acc"]) and pd.isna(lost["reading"]) and pd.isna(lost["bytes_up"])
 
     shutil.rmtree(failed.path)
     completed(other.replace(seed=9), 30.0, 40.0)
