@@ -260,24 +260,27 @@ def load_rounds(paper: str, scale: str, results_dir: str | Path = "results") -> 
     return frame.rounds(suite, suite.matching([], scale), scale, results_dir)
 
 
-class _Rows(list[dict[str, Any]]):
+class _RowCollector:
     """Callback that collects the evaluated rounds."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
 
     def on_round_end(self, federation: Federation, row: dict[str, Any] | None) -> None:
         if row is not None:
-            self.append(row)
+            self.rows.append(row)
 
 
 def _in_memory(run: Run) -> Result:
-    runtime, rows = run.config.runtime, _Rows()
+    runtime, collector = run.config.runtime, _RowCollector()
     fabric = _fabric(run.config.precision, accelerator_here(runtime.accelerator))
     fabric.launch()
     num_threads = min(torch.get_num_threads(), free_threads()) if runtime.threads == "auto" else runtime.threads
     with threads(num_threads), torch.random.fork_rng(devices=[]):
-        federation = assemble(run, fabric, [rows, *callbacks(runtime.callbacks)])
+        federation = assemble(run, fabric, [collector, *callbacks(runtime.callbacks)])
         federation.run()
         federation.become_server()
-    result = Result(run, [*rows], averaged=federation.averaged)
+    result = Result(run, collector.rows, averaged=federation.averaged)
     result.method, result.data = federation.method.eval(), federation.data
     return result
 

@@ -235,6 +235,7 @@ class Seat:
         if not method.training:  # it was put into evaluation mode after it was built
             method.train()
         self.always_eval = [part for part in method.modules() if not part.training]
+        self.frozen = method.names("frozen")
         self.shared = {name: initial[name] for name in method.names("shared")}
         self.accelerator: Any = torch.get_device_module(device) if own_stream and device.type != "cpu" else None
         self.stream = self.accelerator.Stream(device) if self.accelerator else None
@@ -315,7 +316,7 @@ class Seat:
         """
         hooks.in_place(self.method)
         registered = self.method.registered()
-        for name in self.method.names("frozen"):
+        for name in self.frozen:
             if not torch.equal(registered[name], self.initial[name]):
                 raise RunError(
                     f"{name!r} was changed, but counts as frozen, which is not sent: `scopes` says so, or it came "

@@ -1,7 +1,7 @@
 """Checks of what a method declares before it runs, and of what its hooks return; and errors inside them."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import accumulate
@@ -210,11 +210,10 @@ def _require_clients(clients: Iterable[Any], num_clients: int) -> None:
 
 def _is_empty(method: FedMethod, prefix: str) -> bool:
     """Whether the method has an attribute of this name without tensors: ``None``, or a module without any."""
-    try:
+    with suppress(AttributeError):
         held = attrgetter(prefix)(method)
-    except AttributeError:
-        return False
-    return held is None or (isinstance(held, nn.Module) and not held.state_dict())
+        return held is None or (isinstance(held, nn.Module) and not held.state_dict())
+    return False
 
 
 def _check_hooks(cls: type, name: str) -> None:

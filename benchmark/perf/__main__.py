@@ -1,6 +1,6 @@
 """Measure the speed of this machine: ``python -m benchmark.perf growth:fedavg``.
 
-With a GPU, ``python -m benchmark.perf gpu`` checks the engines on it, and ``gpu:fedavg`` also times them
+With a GPU, ``python -m benchmark.perf gpu`` checks the engines on it, and ``gpu:METHOD`` also times one
 (``make perf-gpu``).
 """
 

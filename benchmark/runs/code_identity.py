@@ -73,8 +73,10 @@ def by_other_code(run: Run, record: Record, source: bool = True) -> bool:
 
     Without ``source`` the revision alone counts.
     """
-    found = [*revisions(record), revision(run)]
-    return len({one if source else one.partition(SOURCE)[0] for one in found}) > 1
+    names = [*revisions(record), revision(run)]
+    if not source:
+        names = [name.partition(SOURCE)[0] for name in names]
+    return len(set(names)) > 1
 
 
 def users_source(run: Run) -> str | None:

@@ -46,7 +46,9 @@ def look(path: Path) -> RunState:
     status = record["status"] if record else "missing"
     if status == "complete":
         return RunState(status, record)
-    return RunState("running" if busy else "stale" if status == "running" else status)
+    if busy:
+        return RunState("running")
+    return RunState("stale" if status == "running" else status)
 
 
 def state_of(run: Run, digests: Digests | None = None) -> RunState:

@@ -242,8 +242,9 @@ class Suite:
             if (not tables or row.table in tables) and (not methods or row.method in methods):
                 chosen |= {key: plan.runs[key] for seed, key in plan.of_row[row.full_name].items() if seed in seeds}
         if not chosen:
-            named = {row.method for name in only for row in self._meant(name, plan.scale)}
-            raise self._nothing(plan.scale, methods or (() if self.matching(only, plan.scale) else named))
+            if not methods and not self.matching(only, plan.scale):
+                methods = {row.method for name in only for row in self._meant(name, plan.scale)}
+            raise self._nothing(plan.scale, methods)
         return sorted(chosen.values(), key=lambda run: seeds.index(run.config.seed))
 
     def _nothing(self, scale: str, methods: Names) -> ConfigError:

@@ -120,9 +120,10 @@ MEANT = {
     "0o10": 8,
     "1_000": 1000,
     "true": True,
+    "TRUE": True,
     "null": None,
     "[1, 2]": [1, 2],
-    **{text: text for text in ("off", "yes", "no", "share:0.5", "1.2.3", "1:30", "2026-11-26")},
+    **{text: text for text in ("=", "off", "yes", "no", "share:0.5", "1.2.3", "1:30", "2026-11-26")},
 }
 
 

@@ -5,7 +5,8 @@ from torch import nn
 
 from datamodules.common.errors import RunError
 from golden_files import load
-from methods.models.norm import StaticBatchNorm2d, reestimate
+from methods.models.norm import StaticBatchNorm2d, reestimate, static_norms
+from methods.parts.engine_state import state_of
 
 STATIC_CASES = load("fl2/sbn_stats")["cases"]
 
@@ -82,6 +83,15 @@ def test_static_norm_evaluates_with_the_batch_until_it_has_statistics():
             other.state_dict()[name].copy_(value)
     other.note(layer.num_batches_tracked)
     assert torch.equal(other.eval()(shift), layer.eval()(shift))
+
+
+def test_static_layers_of_a_compiled_part_have_the_names_of_the_state():
+    """A compiled part holds the original under ``_orig_mod``, and the state leaves that out."""
+    part = nn.Module()
+    part._orig_mod = TwoLayers()
+    whole = nn.Sequential(part)
+    names = [name for name, _ in static_norms(whole)]
+    assert names == ["0.bn1.num_batches_tracked", "0.bn2.num_batches_tracked"] and {*names} <= state_of(whole).keys()
 
 
 def test_reestimate_runs_the_rest_in_evaluation_mode_and_restores_the_mode():
