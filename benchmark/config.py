@@ -49,8 +49,8 @@ class Runtime:
         client_memory: GB of host memory per process for what clients keep between visits; the rest goes to files in the
             run's folder. ``auto``: the process's share of a quarter of the memory that is free when the run starts, or
             when several runs at once (``--jobs``) start.
-        logger: Lightning loggers that also receive every evaluated round: ``csv``, ``tensorboard``, ``wandb``; separate
-            several by commas. They write to the run's folder.
+        logger: Lightning loggers that also receive every evaluated round: ``tensorboard``, ``wandb``, or both,
+            separated by a comma. They write to the run's folder.
         callbacks: dotted paths of Lightning callbacks, separated by commas; each visit of a client is a fit to them.
         data_dir: folder with the data sets and their caches.
         results_dir: folder that holds ``runs/`` and ``tables/``.

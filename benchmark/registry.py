@@ -47,7 +47,7 @@ KINDS = {
         "methods",
         "methods.base.FedMethod",
         "fssl_bench.methods",
-        frozenset({"model", "num_classes", "num_clients", "num_images", "image_shape"}),
+        frozenset({"model", "make_model", "num_classes", "num_clients", "num_images", "image_shape"}),
     ),
     "data": Kind(
         "data set",

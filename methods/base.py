@@ -8,7 +8,7 @@ A client's visit is a fit: Lightning's training hooks are called in the order of
 ``Trainer`` over the same batches takes the same steps.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, cast
@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, cast
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
 
 from datamodules.base import FSSLDataModule, Scenario, SiteData
 from datamodules.common.errors import ConfigError, RunError
@@ -127,7 +128,7 @@ class FedMethod(L.LightningModule):
         eval_batch: int | None = None,
     ) -> None:
         super().__init__()
-        self.save_hyperparameters(ignore=["model"])
+        self.save_hyperparameters(ignore=["model", "make_model"])
         h = self.hparams
         check_arguments(type(self), h)
         self.model = cast(Backbone, model)
@@ -229,11 +230,11 @@ class FedMethod(L.LightningModule):
         """
         return self.make_optimizer(self.model.parameters())
 
-    def make_optimizer(self, parameters: Iterable[Tensor], lr: float | None = None) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameters: ParamsT, lr: float | None = None) -> torch.optim.Optimizer:
         """SGD, as all the papers here but one use, with the method's hyperparameters.
 
         Args:
-            parameters: what it trains.
+            parameters: what it trains, or groups of it with options of their own, as ``torch.optim`` takes them.
             lr: its rate; default: ``learning_rate``.
         """
         h = self.hparams
@@ -243,10 +244,11 @@ class FedMethod(L.LightningModule):
         )
 
     def optimizer_scopes(self) -> Sequence[Scope]:
-        """Where the state of each optimiser lives: ``personal`` stays with the client, ``local`` is new at every visit.
+        """Where the state of each optimiser in the present visit lives.
 
-        ``shared`` goes on to the next visit, whichever client makes it: the clients of a round, and of all rounds, then
-        train one after the other, in the order of ``select_clients`` and in one process.
+        ``personal`` continues from the client's last visit and is kept for its next; ``local`` begins anew and is not
+        kept. ``shared`` goes on to the next visit, whichever client makes it: the clients of a round, and of all
+        rounds, then train one after the other, in the order of ``select_clients`` and in one process.
 
         Default: the same for all of them, ``local`` with ``reset_momentum``.
         """

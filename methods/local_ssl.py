@@ -1,12 +1,13 @@
 """LocalSSL: a federated algorithm (FedAvg, FedProx) around a local objective (supervised, UDA, FixMatch)."""
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
 
 from datamodules.base import SiteData
 from datamodules.partition.roster import Roster
@@ -91,7 +92,7 @@ class LocalSSL(FedMethod):
         self.anchor = copy.deepcopy(model).requires_grad_(False) if h.prox_mu else None
         self.joint_steps = 0
 
-    def make_optimizer(self, parameters: Iterable[Tensor], lr: float | None = None) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameters: ParamsT, lr: float | None = None) -> torch.optim.Optimizer:
         """Return Adam, or the base class's SGD."""
         h = self.hparams
         if h.optimizer == "sgd":

@@ -29,8 +29,6 @@ COMMANDS = {
     "fit --method.help": "--method.help needs a value: cbafed, ",
     "fit --lr 0.1": "--method.NAME",
     "describe --data digits --data.partition_file no.json": "partition file no.json",
-    "describe --data digits --seed 5": "--seed 5: has no effect, since data.partition_seed is 1337; add --data.",
-    "describe --data digits --seed -1 --data.partition_seed null": "run_seed=-1",
     "describe --data digits --method.lr 0.1": "--method.lr: describe takes no options but those of the data set",
     "describe --data digits --export /nonexistent/x": "No such file or directory; is the folder there",
     "fit --suite toy.yaml": "--suite PAPER --row",

@@ -23,9 +23,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("--data", type=TEXT, help="name or dotted path of the data set")
     parser.add_argument("--data_dir", type=str, default="data", help="folder with the data sets")
-    parser.add_argument(
-        "--seed", type=int | None, help="seed of the run, which draws the partition if data.partition_seed is null"
-    )
     parser.add_argument("--export", type=TEXT, help="write the partition to this file, for --data.partition_file")
 
 
@@ -36,13 +33,8 @@ def run(options: Namespace, dotted: dict[str, Any]) -> None:
     if others := [name for name in dotted if not name.startswith("data.")]:
         raise ConfigError(f"--{others[0]}: describe takes no options but those of the data set, --data.NAME")
     values = apply({}, {"data": options.data, **dotted})
-    spec, seed = class_spec("data", values["data"]), options.seed
-    data = build(spec, "data", data_dir=options.data_dir, **({} if seed is None else {"run_seed": seed}))
-    fixed = data.hparams.partition_seed
-    if seed is not None and fixed is not None:
-        raise ConfigError(
-            f"--seed {seed}: has no effect, since data.partition_seed is {fixed}; add --data.partition_seed null"
-        )
+    spec = class_spec("data", values["data"])
+    data = build(spec, "data", data_dir=options.data_dir)
     data.setup()
     given = [name for name in ("partition_file", "clients_in") if data.hparams.get(name)]
     names = ("num_clients", "scenario", *(given or DRAWN))

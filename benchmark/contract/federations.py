@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -107,11 +107,12 @@ def make_method(
     """
     cls = class_of(method)
     torch.manual_seed(0)
-    model = models.build("small_cnn", Digits.num_classes, image_size=side)
+    make_model = partial(models.build, "small_cnn", Digits.num_classes, image_size=side)
+    model = make_model()
     if weights is not None:
         model.load_state_dict(weights)
     counts = {"num_classes": Digits.num_classes, "num_clients": NUM_CLIENTS, "num_images": 1_437}  # of Digits
-    known: dict[str, Any] = {"model": model, "image_shape": [3, side, side], **counts}
+    known: dict[str, Any] = {"model": model, "make_model": make_model, "image_shape": [3, side, side], **counts}
     made: FedMethod = cls(**{name: value for name, value in known.items() if name in parameters(cls)} | args)
     return made
 

@@ -3,6 +3,7 @@
 import copy
 import gc
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,11 +49,12 @@ def make_method(run: Run, data: FSSLDataModule, num_clients: int, num_images: in
     torch.default_generator.manual_seed(config.seed)  # the network is built on the CPU
     channels: int = data.hparams.get("channels", 3)
     shape = {"image_size": data.image_size, "in_features": data.feature_dim, "in_channels": channels}
-    model = models.build(config.model, data.num_classes, **(shape | config.model_args))
+    make_model = partial(models.build, config.model, data.num_classes, **(shape | config.model_args))
+    model = make_model()
     image_shape = [data.feature_dim] if data.feature_dim else [channels, *[data.image_size] * 2]
     check_network(config.model, model, image_shape, data.num_classes)
     counts = {"num_classes": data.num_classes, "num_clients": num_clients, "num_images": num_images}
-    known: dict[str, Any] = {"model": model, "image_shape": image_shape, **counts}
+    known: dict[str, Any] = {"model": model, "make_model": make_model, "image_shape": image_shape, **counts}
     needed = parameters(run.class_of("method"))
     method: FedMethod = build(config.method, "method", **{name: known[name] for name in needed if name in known})
     if static_norms(method) and type(method).refresh_norm is FedMethod.refresh_norm:

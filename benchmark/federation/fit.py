@@ -12,14 +12,14 @@ from lightning.pytorch import Callback
 from lightning.pytorch.core import optimizer as pl_optim
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from benchmark.federation import hooks
 from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common import streams
 from datamodules.common.errors import RunError
 from datamodules.views.batches import Batch
-from methods.base import FedMethod, Visit
+from methods.base import FedMethod, Scope, Visit
 
 OptimizerStates = list[list[dict[str, Any]]]
 """State of every parameter, by optimiser, in the order of ``configure_optimizers``."""
@@ -98,7 +98,7 @@ class Fit:
         made = method.configure_optimizers()  # in any of Lightning's forms; it refuses others
         self.optimizers, schedulers, monitor = ([], [], None) if made is None else pl_optim._configure_optimizers(made)
         self.lr_scheduler_configs = pl_optim._configure_schedulers_automatic_opt(schedulers, monitor)
-        load_states(self.optimizers, states)
+        load_states(method, self.optimizers, states)
         wrap = pl_optim.LightningOptimizer._to_lightning_optimizer  # it holds this fit by a weak reference
         self._lightning_optimizers = [wrap(optimizer, self) for optimizer in self.optimizers]  # type: ignore[arg-type]
 
@@ -197,6 +197,7 @@ class Fit:
         self.call("on_before_optimizer_step", optimizer)
         if method.automatic_optimization:
             method.configure_gradient_clipping(optimizer, self.gradient_clip_val, self.gradient_clip_algorithm)
+        start_late_momenta(optimizer)
         optimizer.step(**kwargs)
         self.global_step += 1
         return loss
@@ -218,21 +219,22 @@ class Fit:
                     self.method.lr_scheduler_step(schedule.scheduler, None)
 
 
-def load_states(optimizers: Sequence[Optimizer], states: OptimizerStates) -> None:
-    """Give optimisers copies of stored states, on their device; an optimiser without stored state starts afresh.
+def load_states(method: FedMethod, optimizers: Sequence[Optimizer], states: OptimizerStates) -> None:
+    """Give optimisers copies of stored states, on their device; without one, or if it is now local, they start afresh.
 
     Raises:
-        RunError: the states are those of other optimisers.
+        RunError: the states are those of other optimisers; or see ``scopes_of``.
     """
-    if states and [len(stored) for stored in states] != [len(parameters_of(optimizer)) for optimizer in optimizers]:
+    scopes = scopes_of(method, optimizers) if states else []
+    if scopes and [len(stored) for stored in states] != [len(parameters_of(optimizer)) for optimizer in optimizers]:
         raise RunError(
             "configure_optimizers returned other optimisers than at the last visit, whose state was kept; return the "
             "same ones, or let optimizer_scopes say 'local'"
         )
-    for optimizer, stored in zip(optimizers, states, strict=False):
+    for scope, optimizer, stored in zip(scopes, optimizers, states, strict=False):
         by_hand = not any(optimizer.defaults.get(name) for name in ("fused", "capturable"))
         for parameter, state in zip(parameters_of(optimizer), stored, strict=True):
-            if state:
+            if state and scope != "local":
                 optimizer.state[parameter] = copied(state, parameter.device, "cpu" if by_hand else parameter.device)
 
 
@@ -240,7 +242,19 @@ def kept_states(method: FedMethod, optimizers: Sequence[Optimizer]) -> Optimizer
     """Copies of the state that ``optimizer_scopes`` keeps for the client's next visit or, if shared, for anyone's.
 
     Raises:
-        RunError: ``optimizer_scopes`` gives scopes that cannot be combined, or neither one nor one for each optimiser.
+        RunError: see ``scopes_of``.
+    """
+    return [
+        [{} if scope == "local" else copied(optimizer.state.get(p, {})) for p in parameters_of(optimizer)]
+        for scope, optimizer in zip(scopes_of(method, optimizers), optimizers, strict=False)
+    ]
+
+
+def scopes_of(method: FedMethod, optimizers: Sequence[Optimizer]) -> Sequence[Scope]:
+    """The present visit's ``optimizer_scopes``, one for each optimiser; empty if all are local.
+
+    Raises:
+        RunError: they cannot be combined, or there is neither one nor one for each optimiser.
     """
     scopes = list(method.optimizer_scopes())
     kinds = set(scopes)
@@ -254,10 +268,7 @@ def kept_states(method: FedMethod, optimizers: Sequence[Optimizer]) -> Optimizer
     scopes = scopes * len(optimizers) if len(scopes) == 1 else scopes
     if len(scopes) != len(optimizers):
         raise RunError(f"optimizer_scopes: {len(scopes)} scopes for {len(optimizers)} optimisers; give one for each")
-    return [
-        [{} if scope == "local" else copied(optimizer.state.get(p, {})) for p in parameters_of(optimizer)]
-        for scope, optimizer in zip(scopes, optimizers, strict=True)
-    ]
+    return scopes
 
 
 def copied(state: Mapping[str, Any], device: Any = None, step_device: Any = None) -> dict[str, Any]:
@@ -267,6 +278,20 @@ def copied(state: Mapping[str, Any], device: Any = None, step_device: Any = None
         if isinstance(value, Tensor):
             copy[name] = value.to(device=step_device if name == "step" else device, copy=True, non_blocking=True)
     return copy
+
+
+def start_late_momenta(optimizer: Optimizer) -> None:
+    """Give a momentum of 0 to parameters whose first gradient comes later than that of others.
+
+    PyTorch's fused SGD would fail; its other forms start with that gradient, which is the same without dampening.
+    """
+    for group in optimizer.param_groups if isinstance(optimizer, SGD) else ():
+        if group["fused"] and group["momentum"] and not group["dampening"]:
+            trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+            late = [parameter for parameter in trained if not optimizer.state.get(parameter)]
+            if len(late) < len(trained):
+                for parameter in late:
+                    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def round_rates(optimizers: Sequence[Optimizer]) -> None:

@@ -3,14 +3,13 @@
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from math import isnan
 from typing import Any, Literal, Protocol
 
 import torch
 from lightning import Fabric
-from lightning.fabric.loggers.logger import Logger
 from lightning.pytorch import Callback
 from torch import Tensor
 
@@ -301,15 +300,12 @@ class Federation:
         wide = {name: value.to(torch.float64) for name, value in self.server.items() if value.is_floating_point()}
         self.summed = {name: self.summed[name] + value if self.summed else value for name, value in wide.items()}
 
-    def log(self, row: Mapping[str, Any], loggers: Iterable[Logger] | None = None) -> None:
-        """Pass an evaluated round to Fabric's loggers, or to ``loggers``.
-
-        A logger that fails is removed, with a warning.
-        """
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Pass an evaluated round to Fabric's loggers; one that fails is removed, with a warning."""
         if not self.fabric.is_global_zero:
             return
         values = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "round"}
-        for logger in list(self.fabric.loggers if loggers is None else loggers):
+        for logger in list(self.fabric.loggers):
             try:
                 logger.log_metrics(values, step=row["round"])
                 logger.save()

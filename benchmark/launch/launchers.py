@@ -48,7 +48,7 @@ def check_left_over() -> None:
     """Refuse what Lightning reads when it is imported or launches, and that no launcher we support has set.
 
     Raises:
-        ConfigError: a rank is no number, or not 0 without a launcher, or ``fabric run`` has started this process.
+        ConfigError: a rank is no number, or not 0 without a launcher.
     """
     started = torchrun() or _allocated()
     for name in RANKS:
@@ -57,11 +57,6 @@ def check_left_over() -> None:
                 f"{name}={os.environ[name]} is left in the environment, but neither torchrun nor srun has started this "
                 "process: unset it, or the program takes itself for one of several and prints nothing"
             )
-    if os.environ.get("LT_CLI_USED") == "1":
-        raise ConfigError(
-            "the environment looks like that of `fabric run` (LT_CLI_USED=1): start several processes with --devices "
-            "or torchrun, or unset the variable"
-        )
 
 
 def is_one_of_several() -> bool:

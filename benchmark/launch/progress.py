@@ -129,7 +129,7 @@ def continuation(run: Run) -> str:
     if state(run.folder) == "complete":
         return f"{name} is complete"
     if saved := saved_rounds(run.folder):
-        return f"{name} continues from round {saved + 1} of {run.config.rounds}, after its last checkpoint"
+        return f"{name} continues after {saved} of {run.config.rounds} rounds, from its last checkpoint"
     return f"{name} starts from its first round: there is no checkpoint yet"
 
 

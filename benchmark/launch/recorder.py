@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any
 
 from lightning import Fabric
-from lightning.fabric.loggers.csv_logs import CSVLogger
 
 from benchmark.config import Run, differences
 from benchmark.federation import checkpoint
@@ -22,7 +21,7 @@ from benchmark.runs.code_identity import by_other_code, revision
 from benchmark.runs.exported import WEIGHTS
 from benchmark.runs.folder import CODE, RunFolder
 from benchmark.runs.loggers import Mirror, mirror_run
-from benchmark.runs.records import code_versions, read_record, read_rows, revisions
+from benchmark.runs.records import code_versions, read_record, revisions
 from benchmark.runs.states import CHECKPOINT, other_data
 from datamodules.common.errors import BenchError, ConfigError, RunError, Stopped
 from datamodules.common.files import replacing
@@ -168,10 +167,8 @@ def _take_up(recorder: Recorder | None, federation: Federation, saved: Mapping[s
     files, rows = recorder.files, None if saved is None else saved["rows"]
     files.rewind(federation.round, rows)
     files.saved(federation.round)
-    for row in read_rows(files.path):  # a CSV logger starts over
-        federation.log(row, [logger for logger in federation.fabric.loggers if isinstance(logger, CSVLogger)])
     if saved is not None:
-        recorder.say(f"continues from round {federation.round + 1} of {federation.rounds}")
+        recorder.say(f"continues after {federation.round} of {federation.rounds} rounds")
 
 
 def _mismatch(saved: Mapping[str, Any], ours: Mapping[str, Any], federation: Federation) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from lightning.fabric.loggers.csv_logs import CSVLogger
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lightning.pytorch import Callback
@@ -23,7 +22,6 @@ from datamodules.common.plugins import plugin
 
 PROJECT = "fssl-bench"
 Mode = Literal["off", "offline", "online"]
-LOGGERS: Mapping[str, Callable[..., Logger]] = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}
 
 
 def names(given: str | None) -> list[str]:
@@ -35,20 +33,21 @@ def lightning_loggers(given: str | None, folder: Path) -> list[Logger]:
     """Create the loggers named by ``--logger`` for ``Fabric``, except ``wandb`` (see ``Mirror``).
 
     Args:
-        given: ``csv``, ``tensorboard`` and ``wandb``, separated by commas.
-        folder: folder of the run; each logger writes to its own subfolder.
+        given: ``tensorboard`` and ``wandb``, separated by commas.
+        folder: folder of the run; the logger writes to a subfolder of its name.
 
     Raises:
-        ConfigError: a name is unknown, or a logger's package is missing.
+        ConfigError: a name is unknown, or the logger's package is missing.
     """
-    loggers = []
-    for name in [one for one in names(given) if one != "wandb"]:
-        if name not in LOGGERS:
-            raise unknown("logger", name, [*LOGGERS, "wandb"])
-        try:
-            loggers.append(LOGGERS[name](root_dir=folder, name=name, version=""))
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"--logger {name}: {one_line(error)}") from None
+    loggers: list[Logger] = []
+    for name in names(given):
+        if name == "tensorboard":
+            try:
+                loggers.append(TensorBoardLogger(root_dir=folder, name=name, version=""))
+            except ModuleNotFoundError as error:
+                raise ConfigError(f"--logger {name}: {one_line(error)}") from None
+        elif name != "wandb":
+            raise unknown("logger", name, ["tensorboard", "wandb"])
     return loggers
 
 

@@ -23,7 +23,7 @@ from datamodules.common.devices import finished
 from datamodules.common.errors import ConfigError, DataError, RunError
 
 Transform = Callable[[Tensor, torch.Generator], Tensor]
-"""Maps 8-bit windows uint8 [B, h, w, C] to windows of the same shape; every image has its own random draw."""
+"""Maps 8-bit windows uint8 [B, h, w, C] to such, maybe of another size; every image has its own random draw."""
 
 PostTransform = Callable[[Tensor, torch.Generator], Tensor]
 """Maps a normalised batch float32 [B, C, h, w] to the same shape; every image has its own random draw."""

@@ -1,11 +1,12 @@
 """FedMatch as in other authors' code, and with the downloads of its own code for labels at the clients."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.optim.optimizer import ParamsT
 
 from methods.base import Batch, LocalWork, Site, Upload, Visit
 from methods.fedmatch import FedMatch, differs, flat, sparse_bytes, unflat
@@ -85,10 +86,10 @@ class FedDuresOptimiser(OwnEntriesKept):
     contract_data = {"pipeline": "randaugment_levels_cutout"}
     views = {**FedMatch.views, "labelled": {"x": "cutout"}}
 
-    def make_optimizer(self, parameters: Iterable[Tensor], lr: float | None = None) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameters: ParamsT, lr: float | None = None) -> torch.optim.Optimizer:
         """Return Adam with the method's hyperparameters; its steps may be captured in a CUDA graph."""
         rate, decay = self.learning_rate() if lr is None else lr, self.hparams.weight_decay
-        return torch.optim.Adam(list(parameters), rate, weight_decay=decay, fused=True, capturable=True)
+        return torch.optim.Adam(parameters, rate, weight_decay=decay, fused=True, capturable=True)
 
 
 class InertClients(FedMatch):

@@ -144,8 +144,9 @@ def test_classes_that_no_module_has():
         class Mine(FedMethod):
             """Scaled cross-entropy."""
 
-            def __init__(self, model, num_classes=7, image_shape=None, **base):
+            def __init__(self, model, make_model, num_classes=7, image_shape=None, **base):
                 super().__init__(model, **base)
+                self.twin = make_model()
 
             def training_step(self, batch, batch_idx):
                 samples = batch["labelled"]
@@ -157,6 +158,8 @@ def test_classes_that_no_module_has():
     assert first.config.method == second.config.method and first.config.method.init_args["lr"] == 0.1
     assert without_clock(first.rows) != without_clock(second.rows)
     assert first.method.hparams.num_classes == 10 and first.method.hparams.image_shape == [3, 32, 32]
+    twin, model = (list(network.parameters()) for network in (first.method.twin, first.method.model))
+    assert [p.shape for p in twin] == [p.shape for p in model] and not torch.equal(twin[0], model[0])
     assert make_method(defined(1.0), num_classes=5).hparams.num_classes == 5
     for method, network in ((defined(1.0), "mlp"), ("fedavg", "__main__.Net")):
         with pytest.raises(ConfigError, match="put it into a module, or leave results_dir out"):

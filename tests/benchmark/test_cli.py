@@ -31,7 +31,7 @@ def test_a_reader_that_goes_away_is_no_missing_folder():
     assert (program.stderr.read(), program.wait()) == ("", cli.UNREAD)
 
 
-LEFT_OVER = {"RANK": "abc", "SLURM_NTASKS": "abc", "LT_CLI_USED": "1", "TORCHELASTIC_RUN_ID": "left over"}
+LEFT_OVER = {"RANK": "abc", "SLURM_NTASKS": "abc", "TORCHELASTIC_RUN_ID": "left over"}
 
 
 @pytest.mark.parametrize("name", LEFT_OVER)

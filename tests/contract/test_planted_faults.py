@@ -81,7 +81,8 @@ FAULTS: dict[str, dict[type[FedMethod], str]] = {
     },
     "a_run_learns": {
         training.Ascends: "does not learn",
-        training.TakesNoStep: "the model does not change",
+        training.TakesNoStep: r"'model\..*' does not change",
+        training.LeavesAPartOut: "'factor' does not change",
         surroundings.PlacesForPositions: "training images that the site does not hold",
     },
     "pseudo_labels_flow": {

@@ -27,6 +27,18 @@ class TakesNoStep(Sound):
         self.automatic_optimization = False
 
 
+class LeavesAPartOut(Sound):
+    """A parameter beside the network, which no optimiser has."""
+
+    def __init__(self, model: nn.Module, **base: Any) -> None:
+        super().__init__(model, **base)
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Weigh the loss."""
+        return self.factor * super().training_step(batch, batch_idx)
+
+
 class Idle(Sound):
     """No pseudo-label is ever used."""
 

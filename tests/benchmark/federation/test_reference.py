@@ -137,6 +137,25 @@ def test_each_optimiser_has_its_scope():
     assert not adam.state and all(sgd.state[p]["momentum_buffer"].any() for p in sgd.param_groups[0]["params"])
 
 
+class RestartsOnce(Unaugmented):
+    """Its optimiser's state is personal, and begins anew in round 1."""
+
+    def optimizer_scopes(self):
+        return ["local" if self.visit.round == 1 else "personal"]
+
+
+def test_a_local_state_begins_anew_at_that_visit():
+    """So the momentum of the rounds before is in none of its steps."""
+    once, never = few_federation(RestartsOnce, clients=2), few_federation(Unaugmented, clients=2)
+    for run in (once, never):
+        run.run_round(0)
+    never.clients.clear()
+    for run in (once, never):
+        run.run_round(1)
+    assert same_server(once, never)
+    assert not any(state.optimizers for state in once.clients.values())
+
+
 class Scoped(Unaugmented):
     """A counter of steps in every scope, and what each visit finds in them."""
 

@@ -57,6 +57,24 @@ class Freezes(Plain):
         self.norm.train(self.current_epoch == 1)
 
 
+class Thaws(Plain):
+    """The head trains in the second epoch only, when all else has a momentum."""
+
+    fused = True
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.model.parameters(), 0.1, 0.9, fused=self.fused)
+
+    def on_train_epoch_start(self) -> None:
+        self.model.head.requires_grad_(self.current_epoch == 1)
+
+
+class ThawsUnfused(Thaws):
+    """The same with PyTorch's plain loop."""
+
+    fused = False
+
+
 class BeforeSteps(Plain):
     """A hook in front of every step sets a number."""
 
@@ -110,7 +128,7 @@ class Dampens(Plain):
         return ["local"]
 
 
-RECORDED = [TwoOptimisers, LogsItsRate, OneCycle, BeforeSteps, Freezes]
+RECORDED = [TwoOptimisers, LogsItsRate, OneCycle, BeforeSteps, Freezes, Thaws]
 
 
 @pytest.mark.parametrize("cls", [*RECORDED, AfterSteps, ManualSchedule, Dampens])
@@ -128,6 +146,14 @@ def test_what_a_recording_holds_fast_may_change(cls: type) -> None:
     if cls is LogsItsRate:
         assert counts == {"slots": 2, "captured": 4, "replayed": steps - 8, "eager": 4}
     assert bool(counts["captured"]) == bool(counts["replayed"]) == (cls in RECORDED)
+
+
+def test_a_momentum_may_begin_later_than_others() -> None:
+    """PyTorch's fused SGD fails where some parameters have one, and others their first gradient."""
+    fused, plain = (make_federation(cls, fewest_data(2), rounds=1, local_epochs=2) for cls in (Thaws, ThawsUnfused))
+    run_rows(fused), run_rows(plain)
+    for name, value in plain.server.items():
+        torch.testing.assert_close(fused.server[name], value)
 
 
 def test_a_client_goes_to_a_slot_that_has_recorded_steps_of_its_size() -> None:

@@ -74,7 +74,7 @@ def test_a_run_counts_rounds_between_evaluations_and_a_complete_one_does_not_con
     files.beat(13)
     assert rounds_done(run, {"round": 9}) == 13
     files.saved(12)
-    assert "continues from round 13 of 100" in continuation(run)
+    assert "continues after 12 of 100 rounds" in continuation(run)
     files.append({"round": 99, "acc": 10.0})
     files.finish()
     assert "is complete" in continuation(run)

@@ -31,9 +31,9 @@ def test_a_failure_is_recorded_and_the_run_can_be_taken_up_again(tmp_path, refer
     assert record["status"] == state(path) == "failed"
     assert "no space left on device" in record["error"]
     assert record["rounds"] == {"done": 4, "total": ROUNDS}
-    assert "continues from" not in capsys.readouterr().err
+    assert "continues after" not in capsys.readouterr().err
     assert_same_run(fit(config), reference)
-    assert f"{path}: continues from round 5 of {ROUNDS}\n" in capsys.readouterr().err
+    assert f"{path}: continues after 4 of {ROUNDS} rounds\n" in capsys.readouterr().err
 
 
 def test_an_end_that_fails_loses_nothing(tmp_path, reference, monkeypatch):

@@ -8,11 +8,8 @@ from lightning.pytorch.callbacks import LambdaCallback
 
 import run_folders
 from benchmark.config import Runtime
-from benchmark.launch.run import fit
 from benchmark.runs.loggers import callbacks, choose_mode, mirror_run, mirror_tables
-from benchmark.runs.records import read_rows
 from datamodules.common.errors import ConfigError
-from runs import SHORT, configuration, interrupted
 
 RECORD = {"final": {"acc": 1.0}, "best": {"acc": 2.0}, "last_k_mean": {}, "bytes_up": 1, "bytes_down": 2}
 RUN = run_folders.RUN.replace(runtime=Runtime(wandb="offline"))
@@ -117,16 +114,6 @@ def test_a_mirror_that_breaks_on_the_way_is_one_warning(tmp_path, service):
         for number in range(3):
             mirror.row({"round": number})
     assert len(caught) == 1
-
-
-def test_the_csv_logger_keeps_the_rounds_before_a_resume(tmp_path):
-    config = configuration(tmp_path, **{**SHORT, "runtime__logger": "csv, wandb"})
-    path = interrupted(config, 1)
-    fit(config)
-    rounds = [line.split(",") for line in (path / "csv/metrics.csv").read_text().splitlines()]
-    step = rounds[0].index("step")
-    assert [int(row[step]) for row in rounds[1:]] == [row["round"] for row in read_rows(path)]
-    assert len(rounds) == config.config.rounds + 1
 
 
 def test_callbacks_by_dotted_path():
