@@ -135,8 +135,6 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _check_least(self, rounds=1, eval_every=1, last_k=1, average_last=0)
-        if not self.model:
-            raise ConfigError("model is empty; give the name of a network, or its dotted path")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed is {self.seed}; it must be 0 to 2^32 - 1")
         check_precision(self.precision)

@@ -218,6 +218,9 @@ class FSSLDataModule(L.LightningDataModule):
             lines.append("unknown, since they need every label: accuracy at clients, and which pseudo-labels are right")
         sites = (partition.labelled, partition.unlabelled, [partition.server])
         held = np.unique(np.concatenate([Lists.of(parts).flat for parts in sites]))
+        given = int((self.train_labels != HIDDEN).sum())
+        if given < sum(counts):
+            lines.append(f"labels that sites have: {given}; the other {sum(counts) - given} are hidden from them")
         if len(held) < len(labels):
             lines.append(f"training images that belong to nobody: {len(labels) - len(held)}")
         summary = f"training images by class: {', '.join(by_class)}; {len(self.test_labels)} test images"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from datamodules.io.sources import Arrays
 from datamodules.partition.sites import HIDDEN
 from datamodules.views.checks import check_memory
 
-DECODING = 3  # version of what stands in a cache
+DECODING = 4  # version of what stands in a cache
 SUFFIXES = (".png", ".jpg", ".jpeg")
 
 _PART = re.compile(r"(?:seg[_-])?(train|test)(?:ing)?(?:[_-]?(?:set|data|images))?|unlabell?ed", re.IGNORECASE)
@@ -127,7 +128,8 @@ def listing(root: Path, clients_in: str | None) -> Listing:
         what = f"{root}: train and test need the same classes; only one has {', '.join(map(repr, apart))}"
         raise DataError(f"{what}. If these are clients above classes, give --data.clients_in folders")
     notes = _notes(root, [picture.file for picture in (*train, *test)])
-    deeper = {picture.file.parent.name for picture in train if picture.label not in (None, picture.file.parent.name)}
+    inside = {(picture.label, _named(picture.file.parent)) for picture in train if picture.label is not None}
+    deeper = {name for label, name in inside if name != label}
     if len(deeper) > 1 and not clients_in:
         belong = f"{root}: folders inside classes belong to them: {', '.join(sorted(deeper)[:6])}"
         notes += (f"{belong}; if these are classes, and those above are clients, give --data.clients_in folders",)
@@ -168,6 +170,11 @@ def _folders(place: Path) -> list[Path]:
     return sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
+def _named(path: Path) -> str:
+    """The name of a class's folder, in composed form: macOS decomposes umlauts."""
+    return normalize("NFC", path.name)
+
+
 def _part(path: Path) -> str | None:
     """``train``, ``test`` or ``unlabelled``, if the folder is called so in a way that leaves no doubt."""
     match = _PART.fullmatch(path.name)
@@ -203,11 +210,11 @@ def _pictures(place: Path, clients_in: str | None) -> list[Picture]:
     above = [path for path in _folders(place) if _part(path) != "unlabelled"]
     if not clients_in or not any(map(_folders, above)):
         _check_classes(place, above)
-        return [Picture(file, path.name) for path in above for file in _images(path)]
+        return [Picture(file, _named(path)) for path in above for file in _images(path)]
     found: list[Picture] = []
     for client in above:
         for path in _folders(client):
-            label = None if _part(path) == "unlabelled" else path.name
+            label = None if _part(path) == "unlabelled" else _named(path)
             found += [Picture(file, label, client.name) for file in _images(path, least=0)]
     _check_names(place, _classes(found))
     return found

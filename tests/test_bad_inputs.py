@@ -133,7 +133,7 @@ HOOKS: dict[str, Members] = {
     "make_upload leaves out 'model.conv1.weight'": {"make_upload": uploads(lambda made: made.tensors.pop(WEIGHT))},
     "make_upload gives the weight -1.0": {"make_upload": uploads(lambda made: setattr(made, "weight", -1.0))},
     "uploaded model.conv1.weight is not finite": {"make_upload": uploads(lambda made: made.tensors[WEIGHT].div_(0))},
-    "the method ended the program": {"make_upload": lambda self, client: sys.exit(0)},
+    "SystemExit: 0": {"make_upload": lambda self, client: sys.exit(0)},
     "Mine.aggregate, round 0: 'model.conv1.bias'": {
         "aggregate": lambda self, uploads: self.load_tensors({"model.conv1.bias": torch.zeros(1)})
     },

@@ -186,8 +186,6 @@ def location(visit: Visit) -> str:
 
 def _cause(error: BaseException, method: FedMethod) -> str:
     """The message of an error inside a hook; unless it is a ``RunError``, with its type and the line of the user's."""
-    if isinstance(error, SystemExit):
-        return f"the method ended the program (exit code {error.code!r}); a hook returns, or raises an error"
     if isinstance(error, RunError):
         return str(error)
     classes = [cls for cls in type(method).__mro__ if issubclass(cls, FedMethod) and cls is not FedMethod]

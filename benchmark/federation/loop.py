@@ -1,7 +1,6 @@
 """The loop over rounds: select, broadcast, visit, upload, aggregate, server step, evaluate."""
 
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
@@ -301,17 +300,9 @@ class Federation:
         self.summed = {name: self.summed[name] + value if self.summed else value for name, value in wide.items()}
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Pass an evaluated round to Fabric's loggers; one that fails is removed, with a warning."""
-        if not self.fabric.is_global_zero:
-            return
+        """Pass an evaluated round to Fabric's loggers."""
         values = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "round"}
-        for logger in list(self.fabric.loggers):
-            try:
-                logger.log_metrics(values, step=row["round"])
-                logger.save()
-            except Exception as error:
-                self.fabric.loggers.remove(logger)
-                warnings.warn(f"{type(logger).__name__} is off, the run goes on: {error}", stacklevel=2)
+        self.fabric.log_dict(values, step=row["round"])
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next round depends on. Later rounds make new tensors and leave these alone."""

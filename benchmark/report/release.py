@@ -38,6 +38,7 @@ COLUMNS = {
     "rounds": (COUNT, "rounds of the run that were done"),
     "seconds": (NUMBER, "of the whole run; of an evaluated round, its own"),
     "partition_hash": (TEXT, "identifies the clients' split"),
+    "data_sha256": (TEXT, "identifies the files of the data"),
     "code": (TEXT, "versions of the code"),
     "hardware": (TEXT, "what it was run on"),
     "bytes_up": (COUNT, "sent by clients, until the round or in the whole run"),
@@ -127,6 +128,7 @@ def _about(folder: str, record: Record, place: Place | None) -> dict[str, Any]:
         "rounds": record["rounds"]["done"],
         "seconds": record["timing"]["seconds"],
         "partition_hash": record["partition_hash"],
+        "data_sha256": " ".join((record["data_sha256"] or {}).values()),
         "code": ", ".join(code_versions(record)),
         "hardware": hardware(record["environment"]),
         **{name: record[name] if record["status"] == "complete" else None for name in ("bytes_up", "bytes_down")},
@@ -141,7 +143,6 @@ def _about(folder: str, record: Record, place: Place | None) -> dict[str, Any]:
 def card(file: Path, columns: Mapping[str, tuple[str, str]]) -> str:
     """The data card, the README of a data set at Hugging Face; with type and meaning of each column."""
     head = {
-        "license": "apache-2.0",
         "pretty_name": f"Results of fssl-bench {package_version()}",
         "tags": ["federated-learning", "semi-supervised-learning", "benchmark"],
         "configs": [{"config_name": "default", "data_files": file.name}],
@@ -169,7 +170,6 @@ def croissant(file: Path, columns: Mapping[str, tuple[str, str]]) -> dict[str, A
         "name": "fssl-bench-results",
         "version": package_version(),
         "description": ABOUT,
-        "license": "https://spdx.org/licenses/Apache-2.0",
         "distribution": files,
         "recordSet": [{"@type": "cr:RecordSet", "@id": "results", "key": {"@id": "results/id"}, "field": fields}],
     }

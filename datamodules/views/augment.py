@@ -67,8 +67,8 @@ class Geometry:
         """
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
             raise DataError(
-                f"expected 8-bit images [N, H, W, 1 or 3], got {images.dtype} {list(images.shape)}; feature vectors "
-                "need data.pipeline=feature_versions or feature_copies"
+                f"expected 8-bit images [N, H, W, 1 or 3], got {images.dtype} {list(images.shape)}: those from 0 to 1 "
+                "become (255 * images).round().astype(np.uint8); feature vectors need data.pipeline=feature_versions"
             )
         images = zero_pad(images, self.border)
         if self.side is not None:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -292,6 +293,22 @@ def test_splits_are_known_by_other_names(pair, here):
     data = ready(Folder, root="mri")
     assert data.class_names == ("glioma", "none")
     assert (len(data.train_images), len(data.test_images)) == (10, 4)
+
+
+def test_names_of_classes_are_one_however_their_accents_are_written(here):
+    """Archives from macOS have them decomposed."""
+    draw(*(f"mri/train/{normalize('NFC', name)}" for name in ("gutartig", "bösartig")), count=5)
+    draw(*(f"mri/test/{normalize('NFD', name)}" for name in ("gutartig", "bösartig")), count=2)
+    assert ready(Folder, root="mri").class_names == ("bösartig", "gutartig")
+
+
+def test_labels_that_are_hidden_from_sites_are_told(here):
+    """Else the counts by class pass for what is trained on."""
+    draw("mri/a", "mri/b", count=30)
+    some, every = ready(Folder, root="mri"), ready(Folder, root="mri", labelled_clients=3)
+    given = len(some.client(0).labelled)
+    assert f"labels that sites have: {given}; the other {48 - given} are hidden" in some.about()
+    assert "hidden" not in every.about()
 
 
 REFUSED = {

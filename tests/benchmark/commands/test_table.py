@@ -126,7 +126,7 @@ def test_an_interrupted_table_says_which_runs_continue_where(here, monkeypatch, 
     assert table("--seeds", "1", *more) == 130
     first, second, last = capsys.readouterr().err.splitlines()
     assert first == "0 of 2 runs have ended" and last == f"interrupted; the same command{again} resumes"
-    assert second.startswith("  fedavg-digits-") and "from round 2 of 2, after its last check" in second
+    assert second.startswith("  fedavg-digits-") and "after 1 of 2 rounds, from its last check" in second
 
 
 def test_tables_show_what_runs_have_made_that_were_run_again(here, fitted, monkeypatch, capsys):
