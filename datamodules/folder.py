@@ -128,8 +128,7 @@ def listing(root: Path, clients_in: str | None) -> Listing:
         what = f"{root}: train and test need the same classes; only one has {', '.join(map(repr, apart))}"
         raise DataError(f"{what}. If these are clients above classes, give --data.clients_in folders")
     notes = _notes(root, [picture.file for picture in (*train, *test)])
-    inside = {(picture.label, _named(picture.file.parent)) for picture in train if picture.label is not None}
-    deeper = {name for label, name in inside if name != label}
+    deeper = {_named(one.file.parent) for one in train if one.label not in (None, _named(one.file.parent))}
     if len(deeper) > 1 and not clients_in:
         belong = f"{root}: folders inside classes belong to them: {', '.join(sorted(deeper)[:6])}"
         notes += (f"{belong}; if these are classes, and those above are clients, give --data.clients_in folders",)

@@ -300,9 +300,11 @@ class Federation:
         self.summed = {name: self.summed[name] + value if self.summed else value for name, value in wide.items()}
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Pass an evaluated round to Fabric's loggers."""
+        """Pass an evaluated round to Fabric's loggers, which write it at once."""
         values = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "round"}
         self.fabric.log_dict(values, step=row["round"])
+        for logger in self.fabric.loggers:
+            logger.save()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next round depends on. Later rounds make new tensors and leave these alone."""

@@ -131,7 +131,7 @@ def test_a_state_is_a_snapshot():
 
 
 def test_rounds_reach_the_loggers_of_fabric(tmp_path):
-    fabric = Fabric(accelerator="cpu", devices=1, loggers=[CSVLogger(tmp_path, flush_logs_every_n_steps=1)])
+    fabric = Fabric(accelerator="cpu", devices=1, loggers=[CSVLogger(tmp_path, flush_logs_every_n_steps=1000)])
     fabric.launch()
     data = few_data(2)
     rows = run_rows(Federation(make_method(Unaugmented), data, data.roster(0), fabric, rounds=2, seed=0))
