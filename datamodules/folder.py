@@ -128,7 +128,7 @@ def listing(root: Path, clients_in: str | None) -> Listing:
         what = f"{root}: train and test need the same classes; only one has {', '.join(map(repr, apart))}"
         raise DataError(f"{what}. If these are clients above classes, give --data.clients_in folders")
     notes = _notes(root, [picture.file for picture in (*train, *test)])
-    deeper = {_named(one.file.parent) for one in train if one.label not in (None, _named(one.file.parent))}
+    deeper = {_class_name(one.file.parent) for one in train if one.label not in (None, _class_name(one.file.parent))}
     if len(deeper) > 1 and not clients_in:
         belong = f"{root}: folders inside classes belong to them: {', '.join(sorted(deeper)[:6])}"
         notes += (f"{belong}; if these are classes, and those above are clients, give --data.clients_in folders",)
@@ -169,7 +169,7 @@ def _folders(place: Path) -> list[Path]:
     return sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _named(path: Path) -> str:
+def _class_name(path: Path) -> str:
     """The name of a class's folder, in composed form: macOS decomposes umlauts."""
     return normalize("NFC", path.name)
 
@@ -209,11 +209,11 @@ def _pictures(place: Path, clients_in: str | None) -> list[Picture]:
     above = [path for path in _folders(place) if _part(path) != "unlabelled"]
     if not clients_in or not any(map(_folders, above)):
         _check_classes(place, above)
-        return [Picture(file, _named(path)) for path in above for file in _images(path)]
+        return [Picture(file, _class_name(path)) for path in above for file in _images(path)]
     found: list[Picture] = []
     for client in above:
         for path in _folders(client):
-            label = None if _part(path) == "unlabelled" else _named(path)
+            label = None if _part(path) == "unlabelled" else _class_name(path)
             found += [Picture(file, label, client.name) for file in _images(path, least=0)]
     _check_names(place, _classes(found))
     return found

@@ -109,7 +109,10 @@ class CBAFed(LabelledShare, LabelledClients):
         """
         data = client.data
         if len(data.labelled) and len(data.unlabelled):
-            raise ConfigError("a client has both kinds of images: set scenario=partial_clients, not unlabelled_only")
+            raise ConfigError(
+                "a client holds labelled and unlabelled images; set data.scenario=partial_clients, and leave out "
+                "data.unlabelled_only"
+            )
         self.counts.copy_(class_counts(data.labels, len(self.counts)))
         if not len(data.unlabelled):
             return [Pass(self.streams(data))] * (self.hparams.labelled_epochs if self.connects_epochs() else 1)

@@ -285,7 +285,10 @@ def start_late_momenta(optimizer: Optimizer) -> None:
 
     PyTorch's fused SGD would fail; its other forms start with that gradient, which is the same without dampening.
     """
-    for group in optimizer.param_groups if isinstance(optimizer, SGD) else ():
+    groups = optimizer.param_groups if isinstance(optimizer, SGD) else []
+    if len(optimizer.state) == sum(len(group["params"]) for group in groups):  # all have begun, as in nearly every step
+        return
+    for group in groups:
         if group["fused"] and group["momentum"] and not group["dampening"]:
             trained = [parameter for parameter in group["params"] if parameter.grad is not None]
             late = [parameter for parameter in trained if not optimizer.state.get(parameter)]

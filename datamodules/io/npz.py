@@ -14,7 +14,7 @@ from datamodules.common.memory import available_bytes, in_words
 
 
 def read_npz(
-    file: Path, names: Collection[str] | None = None, remedy: str = "Write it with numpy.savez, texts .astype(str)"
+    file: Path, names: Collection[str] | None = None, remedy: str = "Write it with numpy.savez; text needs .astype(str)"
 ) -> dict[str, NDArray[Any]]:
     """Read arrays of an ``.npz`` file. None may hold Python objects, whose reading could execute code.
 

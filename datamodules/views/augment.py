@@ -23,7 +23,7 @@ from datamodules.common.devices import finished
 from datamodules.common.errors import ConfigError, DataError, RunError
 
 Transform = Callable[[Tensor, torch.Generator], Tensor]
-"""Maps 8-bit windows uint8 [B, h, w, C] to such, maybe of another size; every image has its own random draw."""
+"""Maps 8-bit windows uint8 [B, h, w, C] to windows of any size; every image has its own random draw."""
 
 PostTransform = Callable[[Tensor, torch.Generator], Tensor]
 """Maps a normalised batch float32 [B, C, h, w] to the same shape; every image has its own random draw."""
@@ -67,8 +67,9 @@ class Geometry:
         """
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
             raise DataError(
-                f"expected 8-bit images [N, H, W, 1 or 3], got {images.dtype} {list(images.shape)}: those from 0 to 1 "
-                "become (255 * images).round().astype(np.uint8); feature vectors need data.pipeline=feature_versions"
+                f"expected 8-bit images [N, H, W, 1 or 3], got {images.dtype} {list(images.shape)}; store images "
+                "of 0 to 1 as (255 * x).round().astype(np.uint8); feature vectors need data.pipeline=feature_versions "
+                "or feature_copies"
             )
         images = zero_pad(images, self.border)
         if self.side is not None:

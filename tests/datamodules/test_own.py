@@ -118,7 +118,11 @@ BAD_ARRAYS = [
     ("train_labels", lambda labels: None, "has no train_labels"),
     ("train_images", lambda images: images / 255, r"float64 \[30, 8, 8\]"),
     ("train_images", lambda images: np.stack([images] * 3, axis=1), r"\[N, H, W, 1 or 3\], .*uint8 \[30, 3, 8, 8\]"),
-    ("train_images", lambda images: images.astype(object), r"cannot be read as \.npz.*pickle.*savez, texts \.astype"),
+    (
+        "train_images",
+        lambda images: images.astype(object),
+        r"cannot be read as \.npz.*pickle.*savez; text needs \.astype",
+    ),
     ("train_labels", lambda labels: labels[1:], r"one integer per image.*int64 \[29\]"),
     ("test_labels", lambda labels: labels + 1, r"test labels must lie in 0\.\.2.*1\.\.3"),
     ("train_labels", lambda labels: labels * 2, "class 1 has no training image"),

@@ -161,7 +161,7 @@ def test_a_round_where_nobody_used_anything_keeps_the_model_and_the_thresholds()
 def test_clients_of_both_kinds_are_refused() -> None:
     """The method knows labelled and unlabelled clients only."""
     run = make_federation("cbafed", make_data("all_clients"), rounds=1, warmup_rounds=0)
-    with pytest.raises(RunError, match="both kinds of images: set scenario"):
+    with pytest.raises(RunError, match="labelled and unlabelled images; set data"):
         run.run()
 
 
