@@ -25,6 +25,7 @@ from datamodules.partition.lists import Lists, Positions
 from datamodules.partition.partition import Repeats, Role, Union, labelled_sets, unlabelled_sets
 from datamodules.partition.roster import Roster
 from datamodules.partition.sites import HIDDEN, SiteData, Sites, keep_true_labels, true_labels
+from datamodules.partition.split import Rule
 from datamodules.views import loaders, pipelines
 from datamodules.views.augment import FeatureView, Geometry, View
 from datamodules.views.batches import Batch
@@ -62,7 +63,8 @@ class FSSLDataModule(L.LightningDataModule):
             ``per_client`` fails.
         split_classes: classes that the Dirichlet draw spreads; images of later ones go to nobody. Default: all.
         shuffle: shuffle the classes before the Dirichlet cuts and the clients' images after them (FedDB, (FL)2: no).
-        labelled_pick: which client becomes labelled client 0 (see ``split.pick_labelled``).
+        labelled_pick: which client becomes labelled client 0 (see ``split.pick_labelled``); or the names of the
+            labelled clients, if clients are given.
         picked: how many clients that rule moves to the front; default: ``labelled_clients``, or 1 if all are labelled.
         labelled_from: keep the labelled client of the partition over this many clients.
         labelled_histogram: class counts that client 0 is forced to.
@@ -150,7 +152,7 @@ class FSSLDataModule(L.LightningDataModule):
         min_size: NotNegative = 10,
         split_classes: Positive | None = None,
         shuffle: bool = True,
-        labelled_pick: Literal["all_classes_closest", "index0", "random"] = "all_classes_closest",
+        labelled_pick: Rule | list[str | int] = "all_classes_closest",
         picked: Positive | None = None,
         labelled_from: Positive | None = None,
         labelled_histogram: list[int] | None = None,

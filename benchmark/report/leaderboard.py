@@ -48,8 +48,9 @@ REFUSED = (
 )
 CONTROLS = (
     "Control: a row's own step with its unlabelled loss switched off, tuned alike. Δ to its control, paired by seed "
-    "with its own interval, is what that loss adds. At its paper's rates: the same row without tuning, over the same "
-    "seeds. At the worst clients: accuracy that the worst tenth of the clients can expect. None of these is tested."
+    "with its own interval, is what that loss adds, each row at the rate tuned for it. At its paper's rates: the same "
+    "row without tuning, over the same seeds. At the worst clients: accuracy that the worst tenth of the clients can "
+    "expect. None of these is tested."
 )
 BESIDE = (
     ("Δ to its control", "over_control", "{:+.2f}", "over_control_ci95"),
@@ -61,19 +62,19 @@ BESIDE = (
 SMOOTH = "The mean of the last rounds stands beside it because single rounds swing; nothing is compared by it. "
 READ = (
     "{accuracy} in percent, mean ± half-width of the 95 % t interval (seeds). Δ: difference to the reference row, "
-    "paired by seed, with its own interval. Simultaneous: half-width of the intervals of all rows of the setting "
-    "that jointly hold with 95 % confidence (Bonferroni). Δ is **bold** where its simultaneous interval leaves out "
-    "zero, from three seeds on and where no run has failed. p: of the paired t-test after Holm's correction over the "
-    "rows of the setting, which can be below 0.05 where nothing is bold; sign flips: exact p-value of the paired "
-    "sign-flip test, not corrected, which cannot be below 2 / 2ⁿ with n seeds. Bounds know more labels than methods "
-    "may; they are in none of these tests. Not converged: a row that rises by more than one point over the last "
-    "quarter of its rounds (its median slope there, averaged over the seeds). It may need more rounds and is not "
-    "called worse, nor is a row called better than a reference that still rises. A failed run has no accuracy and "
-    "ranks last in its seed; a row with one stands behind all rows without, and its mean and Δ are those of its "
-    "other seeds. {beside}Above: seeds in which the row is above the reference. Rank: mean over the seeds of this "
-    "data set, bounds left out; it describes, and nothing is tested by it. The learning rates are those of the "
-    "papers or were tuned, by one rule for every row, on held-out training data; `tuned` says which rate was "
-    "chosen."
+    "paired by seed, with its own interval. Simultaneous: half-width of the intervals of all rows of the setting that "
+    "jointly hold with 95 % confidence (Bonferroni). Δ is **bold** where its simultaneous interval leaves out zero, "
+    "from three seeds on, where no run has failed and the lower of the two rows has converged. p: of the paired t-test "
+    "after Holm's correction over the rows of the setting, which can be below 0.05 where nothing is bold; sign flips: "
+    "exact p-value of the paired sign-flip test, not corrected, which cannot be below 2 / 2ⁿ with n seeds. Bounds know "
+    "more labels than methods may; they are in none of these tests. Not converged: a row that rises by more than one "
+    "point over the last quarter of its rounds (its median slope there, averaged over the seeds). It may need more "
+    "rounds and is not called worse, nor is a row called better than a reference that still rises. A failed run has no "
+    "accuracy and ranks last in its seed; a row with one stands behind all rows without, and its mean and Δ are those "
+    "of its other seeds. {beside}Above: seeds in which the row is above the reference. Rank: mean over the seeds of "
+    "this data set, bounds and controls left out; it describes, and nothing is tested by it. The learning rates are "
+    "those of the papers or were tuned, by one rule for every row, on held-out training data; `tuned` says which rate "
+    "was chosen."
 )
 
 
@@ -99,7 +100,7 @@ def resolved(setting: Setting) -> str:
         return "Too few runs to say which differences are resolved."
     return (
         f"Resolution: {resolution:.2f} points, the median half-width of the simultaneous intervals. "
-        "Smaller differences are not resolved, which does not mean that rows are equal."
+        "A row whose own interval contains zero is not resolved, which does not mean that it equals the reference."
     )
 
 
@@ -110,7 +111,7 @@ def power(setting: Setting) -> str:
         return ""
     return (
         f"Power: with the seeds and the scatter of these rows, a true difference of {differences.min():.1f} to "
-        f"{differences.max():.1f} points, depending on the row, would be found with a power of 80 %."
+        f"{differences.max():.1f} points, depending on the row, would be found with a power of about 80 %."
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -76,8 +76,8 @@ def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any]
         if not len(drawn):
             where = file or "the data set"
             raise DataError(f"{where} gives nobody an image with a label: name the client of one at least")
-        owners = None if named is None else named.owners[drawn]
-        partition = Draw(options, labels[drawn], RandomState(seed), owners).partition().moved(drawn)
+        owners, names = (None, ()) if named is None else (named.owners[drawn], named.names)
+        partition = Draw(options, labels[drawn], RandomState(seed), owners, names).partition().moved(drawn)
         if len(unknown):
             partition = _with_unknown(partition, options, unknown, named, seed)
     if options["labelled_holdout"]:
@@ -164,12 +164,14 @@ class Draw:
         labels: class of every image to be shared out, int64 [N].
         rng: legacy generator.
         owners: client of each, int64 [N], if clients are given; these keep their numbers.
+        names: the names of given clients.
     """
 
     options: Options
     labels: split.Labels
     rng: RandomState
     owners: Positions | None = None
+    names: tuple[str, ...] = ()
 
     def partition(self) -> Partition:
         """The next partition.
@@ -241,7 +243,7 @@ class Draw:
         else:
             parts = self.spread(np.arange(len(labels)), labelled_from or clients)
             count = picked if self.owners is None else num_labelled
-            order = split.pick_labelled(parts, labels, o["labelled_pick"], count, rng)
+            order = split.pick_labelled(parts, labels, self._labelled_pick(), count, rng)
             if self.owners is None:
                 order = order if len(parts) == clients else order[:picked]
                 parts = [parts[k] for k in order]
@@ -252,6 +254,20 @@ class Draw:
         labelled = [part if k in chosen else NOTHING for k, part in enumerate(parts)]
         unlabelled = [NOTHING if k in chosen else part for k, part in enumerate(parts)]
         return Partition(labelled, unlabelled, NOTHING, _rest(labels, labelled))
+
+    def _labelled_pick(self) -> split.Rule | list[int]:
+        """The rule that picks labelled clients, or the numbers of those that are named."""
+        pick, count = self.options["labelled_pick"], self.options["labelled_clients"]
+        if isinstance(pick, str):
+            return cast(split.Rule, pick)
+        wanted = sorted(set(map(str, pick)))
+        if unknown := [name for name in wanted if name not in self.names]:
+            given = f"clients are {', '.join(self.names)}" if self.names else "clients that are drawn have no names"
+            raise ConfigError(f"data.labelled_pick names {unknown[0]!r}, which is no client: {given}")
+        if len(wanted) != count:
+            what = f"data.labelled_pick names {len(wanted)} clients, and data.labelled_clients is {count}"
+            raise ConfigError(f"{what}: give --data.labelled_clients {len(wanted)}")
+        return [self.names.index(name) for name in wanted]
 
     def _labels_at_server(self) -> Partition:
         """Give the server ``num_labels`` class-balanced labelled images and spread all others over the clients."""

@@ -176,6 +176,19 @@ def test_a_client_may_have_images_without_a_label_alone(here):
     assert data.clients[1].unlabelled.tolist() == np.flatnonzero(true_labels(data) == HIDDEN).tolist()
 
 
+def test_labelled_clients_may_be_named(here):
+    file_of(client_ids=np.array([10, 9, 2] * 4))
+    given = {"file": "x.npz", "clients_in": "client_ids"}
+    assert [len(part) for part in ready(Npz, **given, labelled_pick=[10]).partition.labelled] == [0, 0, 4]
+    for options, message in (
+        ({**given, "labelled_pick": ["9", "12"]}, "'12', which is no client: clients are 2, 9, 10"),
+        ({**given, "labelled_pick": ["9", "2"]}, "give --data.labelled_clients 2"),
+        ({"file": "x.npz", "labelled_pick": ["9"], "min_size": 1}, "clients that are drawn have no names"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            ready(Npz, **options)
+
+
 @pytest.mark.parametrize("ids", [[10, 9, 2] * 4, ["x", "b", "c"] * 4])
 def test_clients_are_those_that_an_array_names(ids, here):
     file_of(client_ids=np.array(ids))
@@ -215,6 +228,8 @@ def test_a_plain_file_says_who_has_what(here):
     data = with_clients(parts, labelled_pick="index0")
     assert data.client_names == tuple(parts) and lists(data.partition.labelled) == [[0, 1, 2, 3], [], []]
     assert lists(data.partition.unlabelled) == [[], [4, 5, 6], [8, 9, 12]]
+    two = with_clients(parts, labelled_clients=2, labelled_pick=["west", "north"])
+    assert lists(two.partition.labelled) == [[0, 1, 2, 3], [], [8, 9]]
     own = {"north": {"images": [0, 1, 2, 3], "labelled": [2, 3]}, "south": {"images": [4, 5, 12], "labelled": 1}}
     chosen = with_clients({**own, "west": [7]}).partition
     assert [len(part) for part in chosen.labelled] == [2, 1, 0] and chosen.labelled[0].tolist() == [2, 3]
