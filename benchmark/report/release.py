@@ -1,7 +1,5 @@
-"""All results of a release as one table, in Parquet and in CSV, with cards for Hugging Face and in Croissant."""
+"""All results of a release as one table, in Parquet and in CSV, with a card for Hugging Face."""
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,19 +45,10 @@ COLUMNS = {
 """Type and meaning of the columns. Behind them come the metrics, numbers as in ``metrics.jsonl``."""
 ABOUT = "Results of federated semi-supervised learning: methods by data sets, seeds, readings and rounds"
 METRIC = (NUMBER, "metric, see docs/usage/records.md")
-CROISSANT = {
-    "@language": "en",
-    "@vocab": "https://schema.org/",
-    "sc": "https://schema.org/",
-    "cr": "http://mlcommons.org/croissant/",
-    "conformsTo": "http://purl.org/dc/terms/conformsTo",
-    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
-    **{term: f"cr:{term}" for term in ("column", "extract", "field", "fileObject", "key", "recordSet", "source")},
-}
 
 
 def export(results: Path, file: Path, suites: Sequence[Suite]) -> int:
-    """Write all runs that have ended to a Parquet file; beside it a CSV file, ``-card.md`` and ``-croissant.json``.
+    """Write all runs that have ended to a Parquet file; beside it a CSV file and ``-card.md``.
 
     Args:
         results: folder that holds ``runs``.
@@ -99,7 +88,6 @@ def export(results: Path, file: Path, suites: Sequence[Suite]) -> int:
     frame.to_parquet(file, index=False)
     frame.map(inert).to_csv(file.with_suffix(".csv"), index=False, lineterminator="\n")
     write_atomic(file.with_name(f"{file.stem}-card.md"), card(file, columns))
-    write_atomic(file.with_name(f"{file.stem}-croissant.json"), json.dumps(croissant(file, columns), indent=1) + "\n")
     return len(ended)
 
 
@@ -150,26 +138,3 @@ def card(file: Path, columns: Mapping[str, tuple[str, str]]) -> str:
     }
     table = pipe_table(["column", "meaning"], [[f"`{name}`", meaning] for name, (_, meaning) in columns.items()])
     return f"---\n{dump_yaml(head)}---\n\n# {head['pretty_name']}\n\n{ABOUT}.\n\n{table}\n"
-
-
-def croissant(file: Path, columns: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
-    """The same in JSON-LD, as Croissant 1.0 describes data sets."""
-    kinds = {TEXT: "sc:Text", COUNT: "sc:Integer", NUMBER: "sc:Float"}
-    files, fields = [], []
-    for path, form in ((file, "application/x-parquet"), (file.with_suffix(".csv"), "text/csv")):
-        entry = {"@type": "cr:FileObject", "@id": path.name, "contentUrl": path.name, "encodingFormat": form}
-        files.append({**entry, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
-    for name, (kind, meaning) in columns.items():
-        source = {"fileObject": {"@id": file.name}, "extract": {"column": name}}
-        entry = {"@type": "cr:Field", "@id": f"results/{name}", "description": meaning, "dataType": kinds[kind]}
-        fields.append({**entry, "source": source})
-    return {
-        "@context": CROISSANT,
-        "@type": "sc:Dataset",
-        "conformsTo": "http://mlcommons.org/croissant/1.0",
-        "name": "fssl-bench-results",
-        "version": package_version(),
-        "description": ABOUT,
-        "distribution": files,
-        "recordSet": [{"@type": "cr:RecordSet", "@id": "results", "key": {"@id": "results/id"}, "field": fields}],
-    }
