@@ -13,10 +13,12 @@ from typing import Any
 from benchmark.board import tune
 from benchmark.config import Run, Runtime, differences
 from benchmark.federation.assembly import sees_hidden_labels
+from benchmark.runs.code_identity import by_other_code, revision
 from benchmark.runs.records import Record, code_versions, read_record
 from benchmark.suites.plan import Row
 from benchmark.suites.suite import Place, Suite, places, places_of
 from datamodules.common.errors import NOT_FINITE, BenchError, ConfigError
+from datamodules.common.yaml import read_yaml
 
 FILES = ("config.yaml", "metrics.jsonl", "record.json")
 MOST_CONFIGURATIONS = 20  # maximum per row (RULES.md)
@@ -54,11 +56,13 @@ class Checker:
 
     def problems(self, path: Path) -> list[str]:
         """What is wrong with a run, each with its remedy; empty if it follows the rules."""
-        found = [f"it has no {name}; add it" for name in FILES[:-1] if not (path / name).is_file()]
         try:
-            record = read_record(path)
+            record, config = read_record(path), read_yaml(path / "config.yaml")
         except BenchError as error:
-            return [*found, str(error)]
+            return [str(error)]
+        found = []
+        if config != record["config"]:
+            found.append("its config.yaml differs from record.json; restore it as the run wrote it")
         if record["status"] != "complete" and NOT_FINITE not in (record["error"] or ""):
             found.append(f"it is {record['status']}; the command that began it continues it")
         if unclean := [version for version in code_versions(record) if "-dirty" in version or "unknown" in version]:
@@ -70,6 +74,8 @@ class Checker:
         run = of_record[0].run
         if path.resolve().name != run.folder.name:
             found.append(f"its folder should be named {run.folder.name}; another one is not found by the tables")
+        if by_other_code(run, record, source=False):
+            found.append(f"it is of another revision than {revision(run)}; run it again")
         entered = [place for place in of_record if _is_entered(place)] or of_record
         for place in entered:
             self.seeds.setdefault(place.name, set()).add(place.run.config.seed)

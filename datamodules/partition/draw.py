@@ -262,8 +262,8 @@ class Draw:
             return cast(split.Rule, pick)
         wanted = sorted(set(map(str, pick)))
         if unknown := [name for name in wanted if name not in self.names]:
-            given = f"clients are {', '.join(self.names)}" if self.names else "clients that are drawn have no names"
-            raise ConfigError(f"data.labelled_pick names {unknown[0]!r}, which is no client: {given}")
+            given = ", ".join(self.names) or "none (those that are drawn have no names)"
+            raise ConfigError(f"data.labelled_pick names {unknown[0]!r}; clients that are given: {given}")
         if len(wanted) != count:
             what = f"data.labelled_pick names {len(wanted)} clients, and data.labelled_clients is {count}"
             raise ConfigError(f"{what}: give --data.labelled_clients {len(wanted)}")

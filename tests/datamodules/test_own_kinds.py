@@ -181,9 +181,9 @@ def test_labelled_clients_may_be_named(here):
     given = {"file": "x.npz", "clients_in": "client_ids"}
     assert [len(part) for part in ready(Npz, **given, labelled_pick=[10]).partition.labelled] == [0, 0, 4]
     for options, message in (
-        ({**given, "labelled_pick": ["9", "12"]}, "'12', which is no client: clients are 2, 9, 10"),
+        ({**given, "labelled_pick": ["9", "12"]}, "names '12'; clients that are given: 2, 9, 10"),
         ({**given, "labelled_pick": ["9", "2"]}, "give --data.labelled_clients 2"),
-        ({"file": "x.npz", "labelled_pick": ["9"], "min_size": 1}, "clients that are drawn have no names"),
+        ({"file": "x.npz", "labelled_pick": ["9"], "min_size": 1}, "those that are drawn have no names"),
     ):
         with pytest.raises(ConfigError, match=message):
             ready(Npz, **options)

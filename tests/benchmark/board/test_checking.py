@@ -10,7 +10,7 @@ import pytest
 from benchmark.cli import main
 from benchmark.suites.suite import load
 from datamodules.common.errors import DataError
-from datamodules.common.yaml import read_yaml
+from datamodules.common.yaml import dump_yaml, read_yaml
 from methods.fedavg import FedAvg
 from run_folders import change
 from toy_suite import BOARD
@@ -75,8 +75,24 @@ def too_many_trials():
     tuned.add("quick", {"one/A/low": entry | {"trials": entry["trials"] | more}})
 
 
+def another_configuration(**values):
+    path = run_of(2)
+    change(path, lambda record: (record["config"].update(values), record.update(run_id="0" * 10)))
+    (path / "config.yaml").write_text(dump_yaml(json.loads((path / "record.json").read_text())["config"]))
+
+
 FAULTS = {
     "a file is missing": ("config.yaml", lambda: (run_of(1) / "config.yaml").unlink()),
+    "another configuration": (
+        "config.yaml differs",
+        lambda: (run_of(1) / "config.yaml").write_text(
+            (run_of(1) / "config.yaml").read_text().replace("rounds:", "seeds:")
+        ),
+    ),
+    "another revision": (
+        "another revision than method 1, framework 1",
+        lambda: change(run_of(1), lambda r: r["environment"].update(revisions=["method 7, framework 1"])),
+    ),
     "no record": ("record.json", lambda: (run_of(1) / "record.json").unlink()),
     "rows were changed": ("metrics.jsonl", lambda: (run_of(1) / "metrics.jsonl").write_text("{}\n")),
     "it is not over": ("it is running", lambda: change(run_of(1), lambda r: r.update(status="running"))),
@@ -86,11 +102,11 @@ FAULTS = {
     ),
     "another network": (
         "model: recorded with mlp",
-        lambda: change(run_of(2), lambda r: r["config"].update(model="mlp")),
+        lambda: another_configuration(model="mlp"),
     ),
     "another seed": (
         "seed: recorded with 25",
-        lambda: change(run_of(2), lambda r: (r["config"].update(seed=25), r.update(run_id="0" * 10))),
+        lambda: another_configuration(seed=25),
     ),
     "another scale": ("at scale paper", lambda: change(run_of(2), lambda r: r.update(scale="paper"))),
     "another partition": ("partition", lambda: change(run_of(0), lambda r: r.update(partition_hash="f" * 64))),
