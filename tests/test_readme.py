@@ -203,7 +203,7 @@ def test_the_readme_says_what_the_board_resolves() -> None:
     board = " ".join(README.partition("## A board")[2].partition("![")[0].split())
     lines = pd.read_csv(ROOT / "results/tables/news-board-leaderboard.csv")
     resolution = lines.groupby("setting")["resolution"].first().map("{:.1f}".format)
-    told = re.search(r"A difference of (.*) points with labels at one client, (.*) at the server or (.*) at all", board)
+    told = re.search(r"a difference of (.*) points with labels at one client, (.*) at the server or (.*) at all", board)
     assert told is not None and told.groups() == tuple(resolution[["clients", "server", "all"]])
     assert set(lines["n"]) == {20} and "20 seeds" in board
 

@@ -37,7 +37,8 @@ def run(options: Namespace, dotted: dict[str, Any]) -> None:
     data = build(spec, "data", data_dir=options.data_dir)
     data.setup()
     given = [name for name in ("partition_file", "clients_in") if data.hparams.get(name)]
-    names = ("num_clients", "scenario", *(given or DRAWN))
+    numbered = data.client_names == tuple(map(str, range(len(data.client_names))))  # mostly: they were drawn
+    names = ("num_clients", "scenario", *(given or (DRAWN if numbered else ())))
     drawn = [f"{name}={data.hparams[name]}" for name in names if data.hparams.get(name)]
     print(f"{spec.name}: {', '.join([*drawn, f'partition_seed={data.partition_seed}'])}\n")
     print(printable(f"{_summary(data)}\n\n{data.about()}\npartition hash {data.partition.hash}"))

@@ -130,6 +130,8 @@ class Federation:
             confusion = self.confusion
             self.averaged = self.evaluate_averaged()
             self.confusion = confusion
+        for logger in self.fabric.loggers:
+            logger.finalize("success")
 
     def run_round(self, number: int) -> dict[str, Any] | None:
         """Run one round; returns its row of metrics if it was evaluated."""

@@ -48,7 +48,7 @@ def compare(folder: Path, other_folder: Path) -> Comparison:
     equal = same_rounds and _same_averaged(first, second) and not any(differing[subject] for subject in COUNTING)
     if {first["status"], second["status"]} != {"complete"}:
         return Comparison(lines, equal)
-    readings, within = _compare_readings(first, second, _row_of(folder, first))
+    readings, within = _compare_readings(first, second, _row_of(folder, first, second))
     return Comparison(lines + readings, equal, within if _same_row(first, second) else None)
 
 
@@ -118,13 +118,17 @@ def _compare_readings(first: Record, second: Record, row: list[Record]) -> tuple
     return lines, all(inside) if inside else None
 
 
-def _row_of(folder: Path, record: Record) -> list[Record]:
-    """The complete runs beside a run that differ from it by their seed alone, and itself; one of each seed."""
+def _row_of(folder: Path, record: Record, other: Record) -> list[Record]:
+    """The complete runs beside a run that differ from it by their seed alone, and itself; one of each seed.
+
+    The ``other`` run's seed is left out, unless it is this run's: what is judged makes no interval.
+    """
     folder = folder.resolve()
     kind = folder.name.rpartition("-")[0]
     complete = [look(path).record for path in sorted(folder.parent.glob(f"{kind}-*"))]
     row = [neighbour for neighbour in complete if neighbour and _same_row(neighbour, record)]
-    by_seed = {run["config"]["seed"]: run for run in [*row, record]}  # a copy of a run is no further seed
+    beside = [neighbour for neighbour in row if neighbour["config"]["seed"] != other["config"]["seed"]]
+    by_seed = {run["config"]["seed"]: run for run in [*beside, record]}  # a copy of a run is no further seed
     return list(by_seed.values())
 
 

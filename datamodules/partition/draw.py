@@ -62,7 +62,9 @@ def shares(options: Options, labels: Positions, seed: int, clients: NDArray[Any]
     known, unknown = np.flatnonzero(labels != HIDDEN), np.flatnonzero(labels == HIDDEN)
     named = read_clients(file, len(labels)) if file else None
     if named is not None and clients is not None:
-        raise ConfigError("data.partition_file and data.clients_in both say who has which images: give one of them")
+        raise ConfigError(
+            "data.partition_file and the data (their class, or data.clients_in) both name clients: keep one"
+        )
     if clients is not None:
         named = NamedClients.of(clients)
     _check_options(options, len(unknown), named)

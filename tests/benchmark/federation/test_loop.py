@@ -130,14 +130,17 @@ def test_a_state_is_a_snapshot():
         assert same_server(again, run)
 
 
-def test_rounds_reach_the_loggers_of_fabric(tmp_path):
+def test_rounds_reach_the_loggers_of_fabric_which_are_closed(tmp_path, monkeypatch):
     fabric = Fabric(accelerator="cpu", devices=1, loggers=[CSVLogger(tmp_path, flush_logs_every_n_steps=1000)])
+    ended = []
+    monkeypatch.setattr(fabric.logger, "finalize", ended.append)
     fabric.launch()
     data = few_data(2)
     rows = run_rows(Federation(make_method(Unaugmented), data, data.roster(0), fabric, rounds=2, seed=0))
     (file,) = tmp_path.rglob("metrics.csv")
     logged = list(csv.DictReader(file.open()))
     assert [(int(row["step"]), float(row["acc"])) for row in logged] == [(row["round"], row["acc"]) for row in rows]
+    assert ended == ["success"]
 
 
 # --- the averaged model

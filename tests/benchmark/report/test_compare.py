@@ -113,6 +113,7 @@ def test_two_seeds_make_no_interval_and_a_copy_of_a_run_is_no_further_seed(make)
     assert found.within is None and line(found, "final") == "acc 40.00 | 39.00 (-1.00)"
     make("a", seed=3)
     assert "of 3 seeds" in compare(one, again).lines[-1]
+    assert "of 3 seeds" in compare(one, make("a", 90.0, seed=4)).lines[-1], "the run that is judged makes no interval"
 
 
 def test_a_record_is_text(make):
