@@ -266,7 +266,7 @@ class Draw:
         if unknown := [name for name in wanted if name not in self.names]:
             given = ", ".join(self.names) or "none (those that are drawn have no names)"
             raise ConfigError(f"data.labelled_pick names {unknown[0]!r}; clients that are given: {given}")
-        if len(wanted) != count:
+        if len(wanted) != count < self.options["num_clients"]:  # else all are labelled: an upper bound
             what = f"data.labelled_pick names {len(wanted)} clients, and data.labelled_clients is {count}"
             raise ConfigError(f"{what}: give --data.labelled_clients {len(wanted)}")
         return [self.names.index(name) for name in wanted]

@@ -230,6 +230,8 @@ def test_a_plain_file_says_who_has_what(here):
     assert lists(data.partition.unlabelled) == [[], [4, 5, 6], [8, 9, 12]]
     two = with_clients(parts, labelled_clients=2, labelled_pick=["west", "north"])
     assert lists(two.partition.labelled) == [[0, 1, 2, 3], [], [8, 9]]
+    bound = with_clients(parts, labelled_clients=3, labelled_pick=["west"])
+    assert lists(bound.partition.labelled) == [[0, 1, 2, 3], [4, 5, 6], [8, 9]]
     own = {"north": {"images": [0, 1, 2, 3], "labelled": [2, 3]}, "south": {"images": [4, 5, 12], "labelled": 1}}
     chosen = with_clients({**own, "west": [7]}).partition
     assert [len(part) for part in chosen.labelled] == [2, 1, 0] and chosen.labelled[0].tolist() == [2, 3]
