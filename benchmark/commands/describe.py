@@ -37,7 +37,7 @@ def run(options: Namespace, dotted: dict[str, Any]) -> None:
     data = build(spec, "data", data_dir=options.data_dir)
     data.setup()
     given = [name for name in ("partition_file", "clients_in") if data.hparams.get(name)]
-    numbered = data.client_names == tuple(map(str, range(len(data.client_names))))  # mostly: they were drawn
+    numbered = data.client_names == tuple(map(str, range(len(data.client_names))))  # as drawn clients are
     names = ("num_clients", "scenario", *(given or (DRAWN if numbered else ())))
     drawn = [f"{name}={data.hparams[name]}" for name in names if data.hparams.get(name)]
     print(f"{spec.name}: {', '.join([*drawn, f'partition_seed={data.partition_seed}'])}\n")

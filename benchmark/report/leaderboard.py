@@ -100,7 +100,8 @@ def resolved(setting: Setting) -> str:
         return "Too few runs to say which differences are resolved."
     return (
         f"Resolution: {resolution:.2f} points, the median half-width of the simultaneous intervals. "
-        "A row whose own interval contains zero is not resolved, which does not mean that it equals the reference."
+        "A row whose simultaneous interval contains zero is not resolved, which does not mean that it equals the "
+        "reference."
     )
 
 

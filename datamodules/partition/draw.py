@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -244,32 +244,38 @@ class Draw:
             parts = [self._with_counts(histogram, clients - 1)]
         else:
             parts = self.spread(np.arange(len(labels)), labelled_from or clients)
-            count = picked if self.owners is None else num_labelled
-            order = split.pick_labelled(parts, labels, self._labelled_pick(), count, rng)
-            if self.owners is None:
-                order = order if len(parts) == clients else order[:picked]
-                parts = [parts[k] for k in order]
-            else:
+            if (named := self._named()) is not None:
+                chosen = named
+            elif self.owners is not None:
+                order = split.pick_labelled(parts, labels, o["labelled_pick"], num_labelled, rng)
                 chosen = set(order[:num_labelled].tolist())
+            else:
+                order = split.pick_labelled(parts, labels, o["labelled_pick"], picked, rng)
+                parts = [parts[k] for k in (order if len(parts) == clients else order[:picked])]
         if len(parts) < clients:
             parts += self.spread(_rest(labels, parts), clients - len(parts))
         labelled = [part if k in chosen else NOTHING for k, part in enumerate(parts)]
         unlabelled = [NOTHING if k in chosen else part for k, part in enumerate(parts)]
         return Partition(labelled, unlabelled, NOTHING, _rest(labels, labelled))
 
-    def _labelled_pick(self) -> split.Rule | list[int]:
-        """The rule that picks labelled clients, or the numbers of those that are named."""
-        pick, count = self.options["labelled_pick"], self.options["labelled_clients"]
+    def _named(self) -> set[int] | None:
+        """The numbers of the labelled clients that ``labelled_pick`` names, or of all, if all are labelled.
+
+        ``None`` if it is a rule.
+        """
+        pick, count, clients = (self.options[name] for name in ("labelled_pick", "labelled_clients", "num_clients"))
         if isinstance(pick, str):
-            return cast(split.Rule, pick)
+            return None
         wanted = sorted(set(map(str, pick)))
         if unknown := [name for name in wanted if name not in self.names]:
             given = ", ".join(self.names) or "none (those that are drawn have no names)"
             raise ConfigError(f"data.labelled_pick names {unknown[0]!r}; clients that are given: {given}")
-        if len(wanted) != count < self.options["num_clients"]:  # else all are labelled: an upper bound
+        if count == clients:
+            return set(range(clients))
+        if len(wanted) != count:
             what = f"data.labelled_pick names {len(wanted)} clients, and data.labelled_clients is {count}"
             raise ConfigError(f"{what}: give --data.labelled_clients {len(wanted)}")
-        return [self.names.index(name) for name in wanted]
+        return {self.names.index(name) for name in wanted}
 
     def _labels_at_server(self) -> Partition:
         """Give the server ``num_labels`` class-balanced labelled images and spread all others over the clients."""

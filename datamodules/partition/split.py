@@ -264,9 +264,7 @@ def labelled_pool(
     return np.concatenate(labelled), np.sort(rest) if order == "dataset" else rest
 
 
-def pick_labelled(
-    parts: Sequence[Positions], labels: Labels, rule: Rule | Sequence[int], count: int, rng: RandomState
-) -> Positions:
+def pick_labelled(parts: Sequence[Positions], labels: Labels, rule: Rule, count: int, rng: RandomState) -> Positions:
     """Choose ``count`` clients to be labelled and return the order of clients that puts them first.
 
     The first choice is swapped with client 0, the second with the client then at 1, and so on; no other client moves.
@@ -276,7 +274,7 @@ def pick_labelled(
         labels: class of every sample, int [N].
         rule: ``all_classes_closest``: clients with samples of all classes first, those of size closest to N / K first
             (fits RSCFed's three published partitions), then those missing the fewest classes, again the closest sizes
-            first (CBAFed); ``index0``: as drawn; ``random``: uniformly with ``rng``. Or the clients, int [count].
+            first (CBAFed); ``index0``: as drawn; ``random``: uniformly with ``rng``.
         count: number of clients.
         rng: legacy generator of the rule ``random``.
 
@@ -296,10 +294,8 @@ def pick_labelled(
         chosen = np.lexsort(np.array([distance, np.negative(classes_held)]))
     elif rule == "index0":
         chosen = np.arange(len(parts))
-    elif rule == "random":
-        chosen = rng.permutation(len(parts))
     else:
-        chosen = np.array(rule)
+        chosen = rng.permutation(len(parts))
     order, place_of = np.arange(len(parts)), np.arange(len(parts))  # inverse permutations
     for place, client in enumerate(chosen[:count]):
         displaced, vacated = order[place], place_of[client]
