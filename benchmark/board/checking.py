@@ -5,7 +5,7 @@ nothing is run.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -43,16 +43,13 @@ class Checker:
     Args:
         suites: a run has to be one of theirs.
         data_dir: folder with the data sets, which partitions are drawn from.
-
-    Attributes:
-        seeds: seeds of the checked runs, by the name of their row.
     """
 
     def __init__(self, suites: Sequence[Suite], data_dir: str) -> None:
-        self.seeds: dict[str, set[int]] = {}
         self._places = cache(partial(places, suites, runtime=Runtime(data_dir=data_dir)))
         self._partitions: dict[str, str] = {}
         self._of_row: dict[str, list[str]] = {}
+        self._checked: dict[str, list[tuple[Place, Record]]] = {}
 
     def problems(self, path: Path) -> list[str]:
         """What is wrong with a run, each with its remedy; empty if it follows the rules."""
@@ -65,8 +62,8 @@ class Checker:
             found.append("its config.yaml differs from record.json; restore it as the run wrote it")
         if record["status"] != "complete" and NOT_FINITE not in (record["error"] or ""):
             found.append(f"it is {record['status']}; the command that began it continues it")
-        if unclean := [version for version in code_versions(record) if "-dirty" in version or "unknown" in version]:
-            found.append(f"its code is {', '.join(unclean)}; commit the changes and run it again")
+        if changed := _unclean([record["code_version"], *code_versions(record)]):
+            found.append(f"its code is {changed}; commit the changes and run it again")
         known = self._places(record["scale"])
         of_record = places_of(record, known)
         if not of_record:
@@ -78,7 +75,7 @@ class Checker:
             found.append(f"it is of another revision than {revision(run)}; run it again")
         entered = [place for place in of_record if _is_entered(place)] or of_record
         for place in entered:
-            self.seeds.setdefault(place.name, set()).add(place.run.config.seed)
+            self._checked.setdefault(place.name, []).append((place, record))
         try:
             found += self._partition(run, record)
             for place in entered:
@@ -88,6 +85,19 @@ class Checker:
         except BenchError as error:
             found.append(f"it cannot be made here: {error}")
         return found
+
+    def rows(self) -> tuple[list[str], list[str]]:
+        """A line on each row of the checked runs, and on each one of a ranked suite that lacks seeds."""
+        lines, lacking = [], []
+        for name, checked in sorted(self._checked.items()):
+            suite, scale = checked[0][0].suite, checked[0][0].scale
+            fixed, seeds = suite.scale(scale).seeds, {place.run.config.seed for place, _ in checked}
+            counted = f"{name}: {len(seeds)} of {len(fixed)} seeds"
+            code = sorted({version for _, record in checked for version in code_versions(record)})
+            lines.append(f"{counted}, code {', '.join(code)}")
+            if suite.ranked and len(seeds) < len(fixed):
+                lacking.append(f"{counted}; a ranked setting needs them all")
+        return lines, lacking
 
     def _partition(self, run: Run, record: Record) -> list[str]:
         """Compare the record's partition with the one that the suite's run draws."""
@@ -116,8 +126,8 @@ def unfair(suite: Suite, row: Row, run: Run) -> bool:
 
 
 def _is_entered(place: Place) -> bool:
-    """Whether a record that has other rows, too, is handed in for this one: not if nobody has begun to tune it."""
-    return not _is_tuned(place) or place.row.full_name in place.suite.tuned.own(place.scale)
+    """Whether a record that has other rows, too, is handed in for this one: not if nobody has tuned its suite."""
+    return not _is_tuned(place) or bool(place.suite.tuned.own(place.scale))
 
 
 def _hidden_labels(place: Place) -> list[str]:
@@ -140,9 +150,16 @@ def _tuning(place: Place) -> list[str]:
     for name, value in (chosen or {}).items():
         if entry.get(name) != value:
             found.append(f"{where}: {name} is {entry.get(name)}, but the trials give {value}; tune it again")
+    if changed := _unclean(version for trial in entry.get("trials", {}).values() for version in trial.get("code", ())):
+        found.append(f"{where}: trials of {changed}; commit the changes and tune it again")
     if tried > MOST_CONFIGURATIONS:
         found.append(f"{where}: {tried} configurations were tried; the rules allow {MOST_CONFIGURATIONS}")
     return found
+
+
+def _unclean(versions: Iterable[str]) -> str:
+    """Those of the code versions that no commit is; empty if there are none."""
+    return ", ".join(sorted({version for version in versions if "-dirty" in version or "unknown" in version}))
 
 
 def _is_tuned(place: Place) -> bool:

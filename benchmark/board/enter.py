@@ -16,20 +16,27 @@ from datamodules.common.yaml import dump_yaml, read_yaml
 
 
 def enter(
-    paper: str, table: str, method: str, options: Mapping[str, Any], scale: str, runtime: Runtime
+    paper: str,
+    table: str,
+    method: str,
+    options: Mapping[str, Any],
+    control: Mapping[str, Any],
+    scale: str,
+    runtime: Runtime,
 ) -> tuple[Suite, list[Row]]:
-    """Write a suite that gives the method a row in a leaderboard, unless it is there already.
+    """Write a suite that gives the method a row in a leaderboard, and its control another, unless it is there already.
 
     Args:
         paper: the leaderboard's suite.
         table: the setting.
         method: name or dotted path.
         options: of the method, such as ``{"method.lr": 0.1}``.
+        control: those that switch its unlabelled loss off, likewise; empty for a row without a control.
         scale: one of the suite's.
         runtime: where the data are.
 
     Returns:
-        The suite, with its file in ``where``, and the method's rows in the table and in the one at its paper's rates.
+        The suite, with its file in ``where``, and its new rows, in the table and in the one at the paper's rates.
 
     Raises:
         ConfigError: the suite has no such setting or no rule of tuning, or has the label already, the file describes
@@ -44,18 +51,22 @@ def enter(
         raise ConfigError(f"--table {table}: {board.where} compares rows in {', '.join(ranked) or 'no table'}")
     if label in board.spec.labels:
         raise ConfigError(f"{board.where} has a row {label} already: give the class of the method another name")
-    spec = {
-        "paper": f"{board.paper}-{label}",
-        "labels": {label: {"method": method}},
-        "tables": {table: {"rows": [{"method": label, "set": dict(options)}]}},
-    }
+    names = {label: dict(options)}
+    entries: dict[str, Any] = {}
+    if control:
+        beside = f"{label} (labels alone)"
+        names[beside] = {**options, **control}
+        entries["controls"] = {label: beside}
+    entries["rows"] = [{"method": name, "set": of_row} for name, of_row in names.items()]
+    labels = {name: {"method": method} for name in names}
+    spec = {"paper": f"{board.paper}-{label}", "labels": labels, "tables": {table: entries}}
     path, written = Path(f"{board.paper}-{label}-{table}.yaml"), {"extends": paper, **spec}
     if path.exists() and read_yaml(path, "suite") != written:
         raise ConfigError(
             f"{path} describes another row than these options do; delete it, or rename it and its `paper:` to keep both"
         )
     suite = extend(board, spec, str(path), path.parent)
-    rows = [row for row in suite.matching([], scale) if row.method == label]
+    rows = [row for row in suite.matching([], scale) if row.method in names]
     for row in rows:
         if unfair(suite, row, suite.run(row, scale).replace(runtime=runtime)):
             raise ConfigError(f"{label} cannot be ranked: it sees labels of unlabelled images (`uses_oracle`)")

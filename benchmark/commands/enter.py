@@ -1,5 +1,6 @@
 """``enter``: a method's own row in a setting of a leaderboard, from tuning to its place."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     common.add_seeds_argument(parser)
     parser.add_argument("--method", type=str, required=True, help="name or dotted path of the method")
     parser.add_argument("--table", type=str, required=True, help="the setting: a table of the suite")
+    about = "options that switch the method's unlabelled loss off, e.g. '{lambda_u: 0}', for a control (RULES.md)"
+    parser.add_argument("--control", type=dict, default={}, help=about)
     about = "delete what earlier trials and runs of the method in this setting have left, and run them again"
     common.add_flag(parser, "--overwrite", about)
     common.add_jobs_arguments(parser)
@@ -36,9 +39,13 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> None:
     from benchmark.launch.pool import run_all
     from benchmark.report import leaderboard
     from benchmark.report.settings import settings
+    from benchmark.runs.code_identity import code_version
 
+    if code_version().endswith("-dirty"):
+        print("note: runs of uncommitted code cannot be handed in; commit the method first", file=sys.stderr)
     runtime = common.runtime_of(options)
-    suite, rows = enter(options.paper, options.table, options.method, dotted, options.scale, runtime)
+    control = {f"method.{name}": value for name, value in options.control.items()}
+    suite, rows = enter(options.paper, options.table, options.method, dotted, control, options.scale, runtime)
     jobs = common.jobs_of(options, runtime)
     seeds = common.numbers(options.seeds, "--seeds")
 

@@ -1,25 +1,23 @@
-"""``fit``: one run, or one for each of several seeds and of several values of options."""
+"""``fit``: one run, or one for each of several seeds."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
-from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands.common import DOTTED, MAPPINGS, TEXT, add_flag, asked_help, discard, numbers, show_plan
-from benchmark.config import Run, RunConfig, Runtime, apply, class_spec, from_dict, identity, roster_args, with_pipeline
-from benchmark.registry import KINDS, converted, find_class, handed_over
+from benchmark.config import Run, RunConfig, Runtime, apply, from_dict, identity, with_pipeline
+from benchmark.registry import KINDS, find_class
 from benchmark.runs.records import READING, read_record
-from benchmark.runs.states import look, state
+from benchmark.runs.states import state
 from benchmark.suites.suite import load
 from datamodules.common.errors import ConfigError
 from datamodules.common.yaml import read_yaml
 
-ABOUT = f"Run one configuration, or finish it. {DOTTED} Several values, --method.lr 0.01,0.03, are run one by one."
+ABOUT = f"Run one configuration, or finish it. {DOTTED}"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -45,10 +43,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_class_arguments(Runtime)
 
 
-Point = Mapping[str, str]
-"""One value of each option that was given several."""
-
-
 def run(options: Namespace, dotted: dict[str, Any]) -> int:
     """Run the command; returns its exit code."""
     if asked_help(dotted):
@@ -56,11 +50,8 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     given = dict(vars(options))
     dry_run, overwrite, export = given.pop("dry_run", None), given.pop("overwrite", None), given.pop("export", None)
     seeds = dict.fromkeys(numbers(given.pop("seed", None), "--seed"))
-    values, start = _start(given, dotted)
-    points = grid(values, dotted)
-    templates = [_described(apply(values, point), start, point) for point in points]
-    by_point = [[template.replace(seed=seed) for seed in seeds or [template.config.seed]] for template in templates]
-    runs = [run for runs_of_point in by_point for run in runs_of_point]
+    template = _described(*_start(given, dotted))
+    runs = [template.replace(seed=seed) for seed in seeds or [template.config.seed]]
     if export and (dry_run or len(runs) > 1 or Path(export).is_dir()):
         count = "a dry run makes none" if dry_run else f"this command makes {len(runs)}"
         why = "that is a folder" if Path(export).is_dir() else count
@@ -69,71 +60,12 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     if dry_run:
         show_plan(runs, {run.id: "missing" if overwrite else state(run.folder) for run in runs})
         return 0
-    if len(points) > 1 or overwrite:
+    if overwrite:
         from benchmark.launch.run import check
 
-        for template in templates:  # a value out of range is refused before the first run, and before it is deleted
-            check(template)
-    if overwrite:
+        check(template)  # a value out of range is refused before anything is deleted
         discard(run.folder for run in runs)
-    code = _run_several(runs) if len(runs) > 1 else _run_one(runs[0], export)
-    if len(points) > 1:
-        print(f"\n{compared(points, by_point)}")
-    return code
-
-
-def grid(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> list[Point]:
-    """The points of the grid that options with several values make, ``--method.lr 0.01,0.03``; one without any.
-
-    A text with commas is one value where the type of its option takes it as it stands. Otherwise it is several, if any
-    of its parts is a value of that type; those that are not are refused when their run is described.
-
-    Args:
-        values: plain configuration, with the options.
-        dotted: those of them that have a dot, as ``cli.split_dotted`` gives them.
-    """
-    several: dict[str, list[str]] = {}
-    for option, text in dotted.items():
-        parts = [part.strip() for part in text.split(",")] if isinstance(text, str) else []
-        many = len(parts) > 1 and all(parts) and not _takes(values, option, text)
-        if many and any(_takes(values, option, part) for part in parts):
-            several[option] = list(dict.fromkeys(parts))
-    return [dict(zip(several, point, strict=True)) for point in product(*several.values())]
-
-
-def _takes(values: Mapping[str, Any], option: str, text: str) -> bool:
-    """Whether the type of an option takes a text; those of networks are not known before they are built."""
-    head, _, name = option.partition(".")
-    try:
-        if head in KINDS:
-            spec = class_spec(head, values[head])
-            cls = find_class(spec.class_path, KINDS[head])
-            converted(cls, {name: text}, head, handed_over(cls, head, spec.init_args))
-        elif head == "roster":
-            roster_args({name: text})
-    except ConfigError:
-        return False
-    return True
-
-
-def compared(points: Sequence[Point], by_point: Sequence[Sequence[Run]]) -> str:
-    """A table of the points of a grid: mean accuracy of the complete runs, by the reading of ``report``.
-
-    Args:
-        points: those of the grid.
-        by_point: the runs of each.
-    """
-    from tabulate import tabulate
-
-    from benchmark.report.formats import half
-    from benchmark.report.statistics import interval
-
-    report, body = by_point[0][0].config.report, []
-    for point, runs in zip(points, by_point, strict=True):
-        scores = [record[READING[report]]["acc"] for run in runs if (record := look(run.folder).record)]
-        mean = f"{fmean(scores):.2f}{half(interval(scores))}" if scores else "no result"
-        body.append([*point.values(), mean, str(len(scores))])
-    return tabulate(body, [*points[0], f"acc ({report})", "seeds"], tablefmt="simple", disable_numparse=True)
+    return _run_several(runs) if len(runs) > 1 else _run_one(runs[0], export)
 
 
 def _start(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[str, Any], Run | None]:
@@ -162,11 +94,10 @@ def _start(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[str, 
     return (values if start else with_pipeline(values)), start
 
 
-def _described(values: Mapping[str, Any], start: Run | None, point: Point) -> Run:
+def _described(values: Mapping[str, Any], start: Run | None) -> Run:
     """The run of a plain configuration; one that is no longer that of the suite's row has no scale of the suite."""
     config = from_dict(values)
-    options = (f"{option} {value}" for option, value in point.items())
-    run = Run.of(config, ", ".join([f"{config.method.name} on {config.data.name}", *options]))
+    run = Run.of(config, f"{config.method.name} on {config.data.name}")
     changed = start is not None and run.replace(seed=start.config.seed).id != start.id
     return run.replace(scale="custom") if changed else run
 

@@ -47,10 +47,9 @@ def run(options: Namespace) -> int:
     for path in runs:
         for problem in checker.problems(path):
             found.setdefault(problem, []).append(path)
-    for name, seeds in sorted(checker.seeds.items()):
-        print(f"{name}: {len(seeds)} seeds")
+    rows, problems = checker.rows()
     for problem, where in found.items():
         others = f" and {len(where) - 1} more" if len(where) > 1 else ""
-        print(printable(f"{where[0]}{others}: {problem}"))
-    print(f"{len(runs)} runs, {len(found)} problems")
-    return 1 if found else 0
+        problems.append(f"{where[0]}{others}: {problem}")
+    print(*map(printable, [*rows, *problems]), f"{len(runs)} runs, {len(problems)} problems", sep="\n")
+    return 1 if problems else 0

@@ -119,7 +119,7 @@ def _setting(suite: Suite, plan: Plan, table: Table, rows: Sequence[Row], scores
     untuned_tables = [other for other in suite.tables if other.untuned == table.number]
     untuned_rows = {row.method: row for other in untuned_tables for row in other.rows if row.dataset == dataset}
     goal = smooth[reference].mean() if reading == "averaged" else lines.loc[reference, "mean"]
-    choices = suite.choices(plan.scale)
+    choices, unchosen = suite.choices(plan.scale), "not tuned" if suite.scale(plan.scale).tuning else ""
     columns: dict[str, dict[str, Any]] = {}
     for row in rows:
         name, of_seed = row.method, plan.of_row[row.full_name]
@@ -128,7 +128,7 @@ def _setting(suite: Suite, plan: Plan, table: Table, rows: Sequence[Row], scores
         line = {"bound": name in table.bounds, "goal": goal}
         line |= {"last_k_mean": smooth[name].mean(), "last_k_ci95": interval(smooth[name])}
         line["rise"] = pd.Series([late_rise(curve) for _, curve in done], dtype="float64").mean()
-        line |= {**_spent(done, goal), "tuned": _tuned(choices.get(row.full_name, {}))}
+        line |= {**_spent(done, goal), "tuned": _tuned(choices.get(row.full_name)) or unchosen}
         control = table.controls.get(name, "")
         if control in scores:
             line |= paired(scores[name], scores[control], "over_control")
@@ -191,7 +191,9 @@ def _spent(done: Sequence[tuple[Record, pd.DataFrame]], goal: float) -> dict[str
     return {"reached": len(spent), **typical, "client_state_bytes": kept}
 
 
-def _tuned(entry: Mapping[str, Any]) -> str:
-    """The options of an entry of ``Suite.choices``, such as ``lr 0.03``."""
-    options = [f"{name.partition('.')[2]} {value:g}" for name, value in entry.get("options", {}).items()]
-    return ", ".join(options if entry.get("interior", True) else [*options, "not interior"])
+def _tuned(entry: Mapping[str, Any] | None) -> str:
+    """The options of an entry of ``Suite.choices``, such as ``lr 0.03``; empty without an entry."""
+    if entry is None:
+        return ""
+    options = [f"{name.partition('.')[2]} {value:g}" for name, value in entry["options"].items()]
+    return ", ".join(options if entry["interior"] else [*options, "not interior"])

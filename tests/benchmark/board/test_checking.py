@@ -59,7 +59,7 @@ def check(capsys, *more):
 def test_runs_that_follow_the_rules(place, capsys):
     code, told = check(capsys)
     assert code == 0
-    assert "board quick one/A/low: 3 seeds" in told and "3 runs, 0 problems" in told
+    assert "board quick one/A/low: 3 of 3 seeds, code abc123\n" in told and "3 runs, 0 problems" in told
 
 
 def another_choice():
@@ -73,6 +73,13 @@ def too_many_trials():
     (entry,) = tuned.own("quick").values()
     more = {f"another {number}": {"accuracy": 0.0} for number in range(20)}
     tuned.add("quick", {"one/A/low": entry | {"trials": entry["trials"] | more}})
+
+
+def trials_of_changed_code():
+    tuned = load("board.yaml").tuned
+    entry = tuned.own("quick")["one/A/low"]
+    next(iter(entry["trials"].values()))["code"] = ["abc123-dirty"]
+    tuned.add("quick", {"one/A/low": entry})
 
 
 def another_configuration(**values):
@@ -100,6 +107,12 @@ FAULTS = {
         "abc123-dirty",
         lambda: change(run_of(1), lambda r: r["environment"].update(code_versions=["abc123", "abc123-dirty"])),
     ),
+    "local changes, told once": (
+        "abc123-dirty",
+        lambda: change(run_of(1), lambda r: r.update(code_version="abc123-dirty")),
+    ),
+    "trials with local changes": ("trials of abc123-dirty", trials_of_changed_code),
+    "a missing seed": ("2 of 3 seeds", lambda: shutil.rmtree(run_of(1))),
     "another network": (
         "model: recorded with mlp",
         lambda: another_configuration(model="mlp"),
@@ -121,14 +134,16 @@ def test_a_fault_is_told(place, capsys, fault):
     word, plant = FAULTS[fault]
     plant()
     code, told = check(capsys)
-    assert code == 1 and word in told and "3 runs, 1 problems" in told
+    assert code == 1 and word in told
+    of_its_row = "2 of 3 seeds" not in told
+    assert ("1 problems" if of_its_row or fault == "a missing seed" else "2 problems") in told
 
 
 def test_all_faults_are_told_at_once(place, capsys):
     for fault in ("rows were changed", "another network", "another partition"):
         FAULTS[fault][1]()
     code, told = check(capsys)
-    assert code == 1 and "3 problems" in told
+    assert code == 1 and "4 problems" in told and "1 of 3 seeds" in told
 
 
 def test_nothing_that_only_a_record_names_is_imported(place, capsys, monkeypatch):
@@ -158,6 +173,19 @@ def test_a_row_at_its_papers_rates_needs_no_trial(place, capsys):
     Path("board.yaml").write_text(BOARD)
     code, told = check(capsys)
     assert code == 1 and "no trial" in told
+
+
+def test_a_row_that_was_not_tuned_is_told_where_others_were(place, capsys):
+    """Though its runs are also those of the row at its paper's rates."""
+    more = "  beside: {title: Beside, untuned: one}\nscales:"
+    another = BOARD.replace("scales:", more).replace("labels: {", "labels: {mid: {method: fedavg, method.lr: 0.05}, ")
+    Path("board.yaml").write_text(another.replace("rows: [", "rows: [{method: mid}, "))
+    tuned = load("board.yaml").tuned
+    (entry,) = tuned.own("quick").values()
+    tuned.path("quick").unlink()
+    tuned.add("quick", {"one/A/mid": entry | {"options": {"method.lr": 0.3}}})
+    code, told = check(capsys)
+    assert code == 1 and "one/A/low: no trial" in told
 
 
 def test_a_choice_of_the_extended_board_needs_no_trial_of_its_own(place, capsys):

@@ -82,6 +82,21 @@ def test_a_method_gets_its_row_and_does_not_keep_it_when_it_is_edited(board, cap
     assert times(board, others) == before[others]
 
 
+def test_a_control_is_entered_with_its_row(board, capsys):
+    """The method's own step without its unlabelled loss, tuned alike; the row is shown beside it."""
+    (board / "mine_of_a_stranger.py").write_text(MINE.replace("fedavg", "fed_consist").replace("FedAvg", "FedConsist"))
+    assert main([*ENTER, "--method.warmup_rounds", "1", "--control", "{lambda_u: 0}"]) == 0
+    assert "Mine (labels alone) | " in capsys.readouterr().out
+    suite = load("board-Mine-one.yaml")
+    assert suite.spec.tables["one"].controls == {"Mine": "Mine (labels alone)"}
+    assert {*suite.tuned.own("quick")} == {"one/A/Mine", "one/A/Mine (labels alone)"}
+    row, control = (suite.run(suite.row(f"one/A/{name}", "quick"), "quick") for name in ("Mine", "Mine (labels alone)"))
+    options = {"lr", "lr_unlabelled", "lambda_u"}
+    one, other = row.config.method.init_args, control.config.method.init_args
+    assert {name for name in one if one[name] != other[name]} - options == set() and other["lambda_u"] == 0
+    assert one["warmup_rounds"] == other["warmup_rounds"] == 1
+
+
 def test_a_suite_without_a_rule_of_tuning_gets_no_row(board, capsys):
     text = (board / "board.yaml").read_text()
     (board / "board.yaml").write_text(text[: text.index("    tuning:")])

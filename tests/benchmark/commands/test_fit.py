@@ -106,20 +106,3 @@ def test_one_of_several_processes_deletes_nothing(here, fitted, monkeypatch, cap
         monkeypatch.setenv(name, "0")
     assert main([*FIT, "--seed", "1", "--overwrite"]) == 2
     assert "delete the run's folder" in capsys.readouterr().err and (fitted[0].folder / "record.json").exists()
-
-
-def test_several_values_make_a_grid(here, fitted, capsys):
-    """A run per point and seed, and a table at the end; the made-up accuracies of seeds 1 and 2 are 50 and 51."""
-    grid = "--report last --seed 1,2 --method.lr 0.01,0.03 --data.beta 1,2,1"
-    assert main([*FIT, *grid.split(), "--dry-run"]) == 0
-    out = capsys.readouterr().out
-    assert all(f"fedavg on digits, method.lr {lr}, data.beta 2" in out for lr in ("0.01", "0.03")) and not fitted
-    assert main([*FIT, *grid.split()]) == 0
-    configs = [run.config for run in fitted]
-    seen = [(one.method.init_args["lr"], one.data.init_args["beta"], one.seed) for one in configs]
-    assert seen == [(lr, beta, seed) for lr in (0.01, 0.03) for beta in (1.0, 2.0) for seed in (1, 2)]
-    out = capsys.readouterr().out
-    assert "method.lr 0.03, data.beta 2 seed 1" in out
-    lines = out.splitlines()[-4:]
-    assert [line.split()[:2] for line in lines] == [["0.01", "1"], ["0.01", "2"], ["0.03", "1"], ["0.03", "2"]]
-    assert all("50.50 ± 6.35" in line and line.split()[-1] == "2" for line in lines)
