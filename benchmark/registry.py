@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -30,14 +29,12 @@ class Kind:
         what: name of the family in messages.
         package: this project's package of them, with one module per class.
         base: dotted path of the base class.
-        group: entry point group in which other packages register theirs.
         supplied: arguments that the run passes to the constructor.
     """
 
     what: str
     package: str
     base: str
-    group: str
     supplied: frozenset[str] = frozenset()
 
 
@@ -46,14 +43,12 @@ KINDS = {
         "method",
         "methods",
         "methods.base.FedMethod",
-        "fssl_bench.methods",
         frozenset({"model", "make_model", "num_classes", "num_clients", "num_images", "image_shape"}),
     ),
     "data": Kind(
         "data set",
         "datamodules",
         "datamodules.base.FSSLDataModule",
-        "fssl_bench.datamodules",
         frozenset({"data_dir", "run_seed"}),
     ),
 }
@@ -80,7 +75,7 @@ class ClassSpec:
 
 
 def find_class(name: str, kind: Kind) -> type:
-    """The class that ``name`` means: a module of the kind's package, an entry point, or a dotted path.
+    """The class that ``name`` means: a module of the kind's package, or a dotted path.
 
     Raises:
         ConfigError: no such class, several, or not a subclass of the kind's base.
@@ -88,16 +83,11 @@ def find_class(name: str, kind: Kind) -> type:
     what, base = f"{kind.what} '{name}'", imported(kind.base)
     if "." in name:
         paths = [name]
-    elif name in own_names(kind):
+    elif name in known_names(kind):
         module = importlib.import_module(f"{kind.package}.{name}")
         classes = [cls for cls in vars(module).values() if isinstance(cls, type) and issubclass(cls, base)]
         paths = [path_of(cls) for cls in classes if cls.__module__ == module.__name__]
     else:
-        offered = list(entry_points(group=kind.group, name=name))
-        paths = [point.value.replace(":", ".") for point in offered]
-        if len(offered) == 1:
-            what += f" of the package '{package_of(offered[0])}'"
-    if not paths:
         raise unknown(kind.what, name, known_names(kind), "; a dotted path such as my_package.mine.Mine works too")
     if len(paths) > 1:
         raise ConfigError(f"{what} is ambiguous; name one of {', '.join(paths)}")
@@ -107,20 +97,10 @@ def find_class(name: str, kind: Kind) -> type:
     return cls
 
 
-def own_names(kind: Kind) -> list[str]:
+def known_names(kind: Kind) -> list[str]:
     """Short names of the classes in the kind's package, sorted: those of its modules, which have one class each."""
     modules = pkgutil.iter_modules(importlib.import_module(kind.package).__path__)
     return sorted({module.name for module in modules if not module.ispkg} - {kind.base.split(".")[1]})
-
-
-def known_names(kind: Kind) -> list[str]:
-    """Short names of all classes of a kind, those of other packages' entry points among them, sorted."""
-    return sorted({*own_names(kind), *(point.name for point in entry_points(group=kind.group))})
-
-
-def package_of(point: EntryPoint) -> str:
-    """The package that offers an entry point."""
-    return point.dist.name if point.dist else point.module
 
 
 _LOCAL: dict[str, type] = {}  # classes that cannot be imported, by dotted path

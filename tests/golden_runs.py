@@ -18,7 +18,7 @@ import torch
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmark.registry import KINDS, find_class, own_names, path_of
+from benchmark.registry import KINDS, find_class, known_names, path_of
 from benchmark.runs.code_identity import REVISION
 from federations import contract_federation, few_in, rounds_until
 from methods import ablations
@@ -39,7 +39,7 @@ def names() -> list[str]:
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, FedMethod) and value.__module__ == module.__name__
     ]
-    return own_names(KINDS["method"]) + sorted(map(path_of, classes))
+    return known_names(KINDS["method"]) + sorted(map(path_of, classes))
 
 
 def revision(name: str) -> list[int]:

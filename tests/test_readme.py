@@ -15,7 +15,7 @@ import pytest
 
 from benchmark import cli
 from benchmark.contract.checks import CHECKS
-from benchmark.registry import KINDS, find_class, own_names
+from benchmark.registry import KINDS, find_class, known_names
 from benchmark.runs.records import read_record
 from benchmark.suites.suite import load
 from checkouts import committed, ignored, in_a_checkout
@@ -260,7 +260,7 @@ def test_images_of_your_own(here: Path) -> None:
 def test_data_cards_name_every_data_set() -> None:
     """The table of ``docs/data.md`` has all data sets, with the sizes that their classes have."""
     rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", PAGES["docs/data.md"], flags=re.M)
-    assert {name for name, _ in rows} == set(own_names(KINDS["data"]))
+    assert {name for name, _ in rows} == set(known_names(KINDS["data"]))
     for name, cells in rows:
         kind = find_class(name, KINDS["data"])
         train, test, classes, seen, _ = (cell.strip().replace(" ", "") for cell in cells.split("|"))

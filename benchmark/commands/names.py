@@ -2,13 +2,12 @@
 
 import ast
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from typing import Any, Literal, get_args
 
 from jsonargparse import ArgumentParser, Namespace
 
 from benchmark import ROOT
-from benchmark.registry import KINDS, Kind, own_names, package_of
+from benchmark.registry import KINDS, known_names
 from benchmark.runs.console import printable
 from benchmark.suites.suite import SUFFIX, SUITES, available
 from datamodules.common.yaml import read_yaml
@@ -39,16 +38,8 @@ def _found(what: str) -> dict[str, str]:
         from methods.models import MODELS
 
         return {name: _network(path, options) for name, (path, options) in MODELS.items()}
-    return _classes(KINDS["method" if what == "methods" else "data"])
-
-
-def _classes(kind: Kind) -> dict[str, str]:
-    """The modules of the kind's package, which hold one class each, and the entry points of other packages."""
-    found = {name: _first_line(f"{kind.package}.{name}") for name in own_names(kind)}
-    for point in sorted(entry_points(group=kind.group)):
-        path = point.value.replace(":", ".")
-        found[path if point.name in found else point.name] = f"of the package {package_of(point)}: {path}"
-    return found
+    kind = KINDS["method" if what == "methods" else "data"]
+    return {name: _first_line(f"{kind.package}.{name}") for name in known_names(kind)}
 
 
 def _network(path: str, options: Mapping[str, Any]) -> str:

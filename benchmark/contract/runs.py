@@ -233,7 +233,10 @@ def check_replayed_steps_equal_the_reference(subject: Subject) -> None:
     )
     replay = federation.engine.seats[0].replay
     if replay and replay.repeatable:  # else its optimisers cannot be recorded
-        assert replay.taken["replayed"], "no step is replayed: no three have batches of equal shapes and equal settings"
+        assert replay.taken["replayed"], (
+            "no step is replayed: no three have batches of equal shapes and equal settings; in `contract_args`, name "
+            "arguments with which they do"
+        )
 
 
 def recorded_elsewhere(record: Callable[..., RecordedStep]) -> Callable[..., RecordedStep]:

@@ -10,8 +10,8 @@ import pandas as pd
 from benchmark.report.facts import network
 from benchmark.report.formats import csv_text, half, latex_table, markdown, number, pipe_table
 from benchmark.report.plots import draw_differences, svg_text
-from benchmark.report.settings import Setting, paired, settings, told_apart
-from benchmark.report.statistics import LEAST
+from benchmark.report.settings import Setting, settings, told_apart
+from benchmark.report.statistics import LEAST, paired
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import code_versions
 from benchmark.suites.plan import Plan

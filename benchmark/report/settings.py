@@ -10,7 +10,18 @@ from scipy import stats
 
 from benchmark.report.facts import last_rounds
 from benchmark.report.frame import rounds_of, values_of
-from benchmark.report.statistics import FAILED, LEAST, LEVEL, SPENT, compare, cost, finite, interval, late_rise, summary
+from benchmark.report.statistics import (
+    FAILED,
+    LEAST,
+    LEVEL,
+    SPENT,
+    compare,
+    cost,
+    interval,
+    late_rise,
+    paired,
+    summary,
+)
 from benchmark.runs.records import Record
 from benchmark.suites.plan import Plan, Row, Table
 from benchmark.suites.suite import Suite
@@ -94,12 +105,6 @@ def told_apart(setting: Setting, method: str) -> bool:
     lower = method if line["difference"] < 0 else setting.reference
     sound = line["pairs"] >= LEAST and not failed.any() and setting.lines.loc[lower, "converged"]
     return bool(setting.ranked and apart and sound)
-
-
-def paired(scores: pd.Series, others: pd.Series, name: str, width: str = "") -> dict[str, Any]:
-    """Mean difference of two rows over the seeds in which both have a score, and the half-width of its interval."""
-    differences = finite(scores - others)
-    return {name: differences.mean(), width or f"{name}_ci95": interval(differences)}
 
 
 def _scores(plan: Plan, row: Row, reading: str) -> pd.Series:

@@ -165,6 +165,12 @@ def prediction(values: Sequence[float] | pd.Series, runs: int = 1, of: int = 1) 
     return float(stats.t.ppf(1 - (1 - LEVEL) / (2 * of), n - 1) * stdev(values) * sqrt(1 / n + 1 / runs))
 
 
+def paired(scores: pd.Series, others: pd.Series, name: str, width: str = "") -> dict[str, Any]:
+    """Mean difference of two rows over the seeds in which both have a score, and the half-width of its interval."""
+    differences = finite(scores - others)
+    return {name: differences.mean(), width or f"{name}_ci95": interval(differences)}
+
+
 def lead(
     method: pd.Series, control: pd.Series, printed_method: str, printed_control: str, runs: int = 1
 ) -> dict[str, Any] | None:

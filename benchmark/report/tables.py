@@ -13,7 +13,7 @@ from tabulate import tabulate
 from benchmark.report.facts import averaged_rounds, facts, last_rounds, network
 from benchmark.report.formats import Marked, csv_text, half, latex_table, markdown, number, pipe_table
 from benchmark.report.frame import BROKEN, LACKS, values_of
-from benchmark.report.statistics import difference, interval, lead, places, prediction
+from benchmark.report.statistics import difference, interval, lead, paired, places, prediction
 from benchmark.runs.console import printable
 from benchmark.runs.records import READING
 from benchmark.suites.plan import Plan, Row, Table, control_of
@@ -37,11 +37,11 @@ LEVEL = (
     "Below it the published value and, in brackets, Δ: ours, rounded as printed, minus published, with the half-width "
     "of our 95 % prediction interval for {further}; it decides nothing."
 )
-EFFECT = (
-    "Effect: the row minus {control}, paired by seed, ± half-width of its 95 % t interval, and in brackets the printed "
-    "lead. Holds: the interval is on the printed side of 0, and the printed lead is not above our prediction interval; "
-    "smaller: it is above; not seen: the interval contains 0 and excludes the printed lead; reversed: it is on the "
-    "other side of 0; open: anything else."
+EFFECT = "Effect: the row minus {control}, paired by seed, ± half-width of its 95 % t interval."
+JUDGED = (
+    "Behind it in brackets the printed lead. Holds: the interval is on the printed side of 0, and the printed lead is "
+    "not above our prediction interval; smaller: it is above; not seen: the interval contains 0 and excludes the "
+    "printed lead; reversed: it is on the other side of 0; open: anything else."
 )
 NO_LEAD = "The table has no control, so that no lead is printed and there are no verdicts."
 ALWAYS = ("data", "network", "rounds")  # facts that are told even if they are empty
@@ -158,9 +158,11 @@ class Page:
         """A cell with what our runs say of the printed value, at a scale that follows the paper's protocol."""
         cell = self._cell(row, metric) | {"delta": None, "verdict": "", "note": ""}
         printed, runs = cell["published"], self.table.published_runs
+        control = control_of(row, self._at_scale, self.table.control)
+        if control and not self.published:
+            cell |= paired(cell["scores"], self._cell(control, metric)["scores"], "effect")
         if self.compare and printed is not None and cell["n"]:
             cell["delta"] = difference(cell["ours"], printed)
-            control = control_of(row, self._at_scale, self.table.control)
             of_control = self._cell(control, metric) if control and self.published.get(control.key(metric)) else None
             unsound = self._unsound(cell, of_control)
             if not unsound:
@@ -223,9 +225,10 @@ class Page:
                 expected = number(cell.get("prediction"), ", ± {:.2f}")
                 printed += f" ({cell['delta']:+.{places(cell['published'])}f}{expected})"
             parts.append(markdown(printed) if self.compare else f"<sub>{markdown(printed)}</sub>")
-        if cell.get("effect") is not None:
-            printed_lead = f"{cell['effect_published']:+.{cell['effect_places']}f}"
-            parts.append(f"effect {cell['effect']:+.2f}{half(cell['effect_ci95'])} ({printed_lead})")
+        if effect := number(cell.get("effect"), "{:+.2f}"):
+            parts.append(f"effect {effect}{half(cell['effect_ci95'])}")
+            if "effect_places" in cell:
+                parts[-1] += f" ({cell['effect_published']:+.{cell['effect_places']}f})"
         if cell["n"]:
             parts.append(markdown("; ".join(filter(None, (cell["lacks"], cell["verdict"])))))
         return Marked("<br>".join(filter(None, parts)))
@@ -274,12 +277,15 @@ class Page:
             text += [RANKED]
         if table.bounds:
             text += [f"Bounds, which know more labels than a method may: {', '.join(table.bounds)}."]
+        effect = EFFECT.format(control=table.control)
         if self.compare:
             runs = table.published_runs
             further = "one further run" if runs == 1 else f"the mean of {runs} further runs"
-            text += [LEVEL.format(further=further), EFFECT.format(control=table.control) if table.control else NO_LEAD]
+            text += [LEVEL.format(further=further), f"{effect} {JUDGED}" if table.control else NO_LEAD]
         elif self.published:
             text += ["Published values, below ours, belong to the paper's data and protocol: no comparison is meant."]
+        elif table.control:
+            text += [effect]
         if self.published:
             text += ["Published spreads are standard deviations, to be held against `std` in the CSV (divisor n − 1)."]
         return " ".join(text)

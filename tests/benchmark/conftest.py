@@ -72,18 +72,3 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "toy.yaml").write_text(SUITE)
     return tmp_path
-
-
-@pytest.fixture
-def install(tmp_path, monkeypatch):
-    """Make a package with entry points that can be imported, as an installer leaves it."""
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def made(package, code, points):
-        (tmp_path / f"{package}.py").write_text(code)
-        info = tmp_path / f"{package}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(points.format(package=package))
-
-    return made

@@ -11,7 +11,7 @@ import torch
 
 from benchmark.contract.checks import CHECKS, Check, parametrize_with_checks
 from benchmark.contract.federations import Subject
-from benchmark.registry import KINDS, find_class, known_names, own_names
+from benchmark.registry import KINDS, find_class, known_names
 from datamodules.common.errors import ConfigError
 from methods.base import FedMethod
 from planted_faults.training import Idle
@@ -41,7 +41,7 @@ def test_a_misspelt_method_is_one_error() -> None:
         pytest_generate_tests(cast(Any, SimpleNamespace(fixturenames=["method", "check"], config=config)))
 
 
-@pytest.mark.parametrize("name", own_names(METHOD))
+@pytest.mark.parametrize("name", known_names(METHOD))
 def test_docstring_names_its_sources(name: str) -> None:
     """It holds the table hyperparameter | paper | released code | here; published values have a paper with its year."""
     doc = inspect.getdoc(find_class(name, METHOD)) or ""
@@ -69,7 +69,7 @@ def test_a_method_may_say_how_it_is_checked() -> None:
 
 def test_shared_code_names_no_method() -> None:
     """Framework and data code never mention a method by name, but in docstrings and comments."""
-    names = own_names(METHOD)
+    names = known_names(METHOD)
     classes = [find_class(n, METHOD).__name__ for n in names]
     pattern = re.compile(r"\b(" + "|".join([*names, *classes]) + r")\b")
     for file in [*ROOT.glob("benchmark/**/*.py"), *ROOT.glob("datamodules/**/*.py"), *ROOT.glob("methods/parts/*.py")]:

@@ -4,7 +4,7 @@ import re
 
 from benchmark.cli import main
 from benchmark.commands.common import listed
-from benchmark.registry import KINDS, own_names
+from benchmark.registry import KINDS, known_names
 from benchmark.suites.suite import available
 from methods.models import MODELS
 
@@ -21,17 +21,8 @@ def test_all_is_listed_with_a_line_on_each(capsys):
     assert re.search(r"^  wrn28_2 .*\(depth=28, width=2\)$", out, re.M)
     parts = re.findall(r"^(\w+):\n((?:  .+\n)+)", out, re.M)
     found = {head: re.findall(r"^  (\S+) +\S", lines, re.M) for head, lines in parts}
-    classes = {"methods": own_names(KINDS["method"]), "data": own_names(KINDS["data"])}
+    classes = {"methods": known_names(KINDS["method"]), "data": known_names(KINDS["data"])}
     assert found == classes | {"models": [*MODELS], "suites": available()}
-
-
-def test_what_other_packages_offer_is_listed_without_importing_it(install, capsys):
-    """A name that one of ours has, too, is listed by its path, which is how a run finds it."""
-    install("others", "1 / 0", "[fssl_bench.methods]\nmine = {package}:Mine\nfedavg = {package}:Mine\n")
-    assert main(["list", "methods"]) == 0
-    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[1:])
-    assert lines["mine"] == lines["others.Mine"] == "of the package others: others.Mine"
-    assert lines["fedavg"].startswith("FedAvg")
 
 
 def test_words_of_an_option() -> None:

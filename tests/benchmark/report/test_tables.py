@@ -88,6 +88,16 @@ def test_means_intervals_and_the_three_readings():
     assert "| low      | 61.00 ± 2.48 (3)<br>60.0 (+1.0, ± 4.97) " in table.markdown
 
 
+def test_leads_of_a_table_without_published_values():
+    """Paired by seed, and without a verdict; a seed that one of the rows lacks does not count."""
+    table = rendered("quick", FULL | {("high", 3): None}, values={})
+    high = lines(table)["high", "acc"]
+    assert (high["effect"], high["effect_published"], high["status"]) == ("8.2500", "", "2 of 3")
+    assert float(high["effect_ci95"]) == pytest.approx(12.7062 * 0.25, abs=1e-3)
+    assert "68.75 ± 3.18 (2 of 3)<br>effect +8.25 ± 3.18 " in table.markdown
+    assert "Effect: the row minus low, paired" in table.markdown and "Holds" not in table.markdown
+
+
 def test_with_a_failed_run_of_the_control_the_verdict_is_open():
     high = lines(rendered("paper", FULL, {("low", 2): "failed"}))["high", "acc"]
     assert (high["status"], high["note"]) == ("open", "failed runs of the control")
