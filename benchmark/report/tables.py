@@ -160,7 +160,8 @@ class Page:
         printed, runs = cell["published"], self.table.published_runs
         control = control_of(row, self._at_scale, self.table.control)
         if control and not self.published:
-            cell |= paired(cell["scores"], self._cell(control, metric)["scores"], "effect")
+            others = self._cell(control, metric)["scores"]
+            cell |= paired(cell["scores"], others, "effect") | {"effect_n": (cell["scores"] - others).count()}
         if self.compare and printed is not None and cell["n"]:
             cell["delta"] = difference(cell["ours"], printed)
             of_control = self._cell(control, metric) if control and self.published.get(control.key(metric)) else None
