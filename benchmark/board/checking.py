@@ -126,8 +126,13 @@ def unfair(suite: Suite, row: Row, run: Run) -> bool:
 
 
 def _is_entered(place: Place) -> bool:
-    """Whether a record that has other rows, too, is handed in for this one: not if nobody has tuned its suite."""
-    return not _is_tuned(place) or bool(place.suite.tuned.own(place.scale))
+    """Whether a record that has other rows, too, is handed in for this one.
+
+    It is not if nobody has tuned the row, unless its suite, in which others are tuned, has it untuned beside it.
+    """
+    chosen = place.suite.tuned.own(place.scale)
+    beside = any(table.untuned == place.row.table for table in place.suite.tables)
+    return not _is_tuned(place) or place.row.full_name in chosen or (beside and bool(chosen))
 
 
 def _hidden_labels(place: Place) -> list[str]:

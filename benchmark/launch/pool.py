@@ -44,9 +44,9 @@ def run_all(runs: Sequence[Run], jobs: int | None = None, fit: str = FIT) -> lis
 
     Args:
         runs: the runs.
-        jobs: number of runs at once. They share the GPUs, have one process each, and write to ``output.log`` in their
-            folders. With ``None``, or with 1 and without GPUs, a run takes the devices that its runtime asks for, and
-            its output goes where that of this process does.
+        jobs: number of runs at once, which share the GPUs, have one process each, and write to ``output.log`` in their
+            folders. With 1 and without GPUs, a run takes the devices that its runtime asks for; so it does with
+            ``None``, and its output then goes where that of this process does.
         fit: dotted path of the function that carries out a ``Run``.
 
     Returns:
@@ -63,9 +63,8 @@ def run_all(runs: Sequence[Run], jobs: int | None = None, fit: str = FIT) -> lis
             "one run (`fit`)"
         )
     gpus = gpus_of(runs[0].config.runtime) if jobs and runs else 0
-    alone = jobs is None or (jobs == 1 and not gpus)
     queue, running, free_places = list(runs), dict[int, _RunProcess](), [0]
-    if jobs and not alone:
+    if jobs and (jobs > 1 or gpus):
         queue, free_places = pinned(runs, jobs), list(range(min(jobs, len(runs))))
         check_processes("--jobs", len(free_places))
     outcomes, display = list[RunOutcome](), Display(len(runs))
@@ -74,7 +73,7 @@ def run_all(runs: Sequence[Run], jobs: int | None = None, fit: str = FIT) -> lis
             while queue and free_places:
                 run, place = queue.pop(0), free_places.pop(0)
                 display.start(run)
-                log = None if alone else run.folder / LOG
+                log = run.folder / LOG if jobs else None
                 running[place] = _RunProcess(run, fit, log, place % gpus if gpus else None)
             ended = wait([process.receiver for process in running.values()], POLL_S)
             for place, process in list(running.items()):

@@ -117,15 +117,18 @@ def power(setting: Setting) -> str:
 
 
 def brief(setting: Setting, method: str) -> str:
-    """A setting's rows by their place, with what can be told of them, and ``method`` beside the best other row."""
+    """A setting's rows by their place, with what can be told of them, and ``method`` beside its control and the best
+    other row.
+    """
     plain = re.sub(r"\*\*| \(\[rules\]\([^)]*\)\)", "", resolved(setting))
     parts = [f"{setting.table.title}, {setting.dataset}", pipe_table(*_lines(setting, short=True)), plain]
     others = [name for name in setting.order if name not in (method, *setting.table.untested)]
     best = next((name for name in others if setting.lines.loc[name, "n"]), setting.reference)
-    pairs = paired(setting.scores[method], setting.scores[best], "difference")
-    if pd.notna(pairs["difference"]):
-        difference = f"{pairs['difference']:+.2f}{half(pairs['difference_ci95'])}"
-        parts.append(f"{method} to {best}, the best other row: {difference}, paired by seed, not corrected.")
+    for other, role in ((setting.table.controls.get(method), "its control"), (best, "the best other row")):
+        pairs = paired(setting.scores[method], setting.scores[other], "difference") if other in setting.scores else {}
+        if difference := number(pairs.get("difference"), "{:+.2f}"):
+            difference += half(pairs["difference_ci95"])
+            parts.append(f"{method} to {other}, {role}: {difference}, paired by seed, not corrected.")
     return "\n\n".join(parts)
 
 

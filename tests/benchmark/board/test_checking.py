@@ -181,11 +181,16 @@ def test_a_row_that_was_not_tuned_is_told_where_others_were(place, capsys):
     another = BOARD.replace("scales:", more).replace("labels: {", "labels: {mid: {method: fedavg, method.lr: 0.05}, ")
     Path("board.yaml").write_text(another.replace("rows: [", "rows: [{method: mid}, "))
     tuned = load("board.yaml").tuned
-    (entry,) = tuned.own("quick").values()
+    entries = tuned.own("quick")
+    mid = {"one/A/mid": entries["one/A/low"] | {"options": {"method.lr": 0.3}}}
     tuned.path("quick").unlink()
-    tuned.add("quick", {"one/A/mid": entry | {"options": {"method.lr": 0.3}}})
+    tuned.add("quick", mid)
     code, told = check(capsys)
     assert code == 1 and "one/A/low: no trial" in told
+    Path("own.yaml").write_text("extends: board.yaml\npaper: own\ntables: {beside: null}\n")
+    tuned.add("quick", entries)
+    load("own.yaml").tuned.add("quick", mid)  # a choice of rates that leaves the row out
+    assert main(["records", "--check", "results/runs", "--papers", "board.yaml,own.yaml"]) == 0
 
 
 def test_a_choice_of_the_extended_board_needs_no_trial_of_its_own(place, capsys):

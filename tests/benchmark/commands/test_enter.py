@@ -86,7 +86,8 @@ def test_a_control_is_entered_with_its_row(board, capsys):
     """The method's own step without its unlabelled loss, tuned alike; the row is shown beside it."""
     (board / "mine_of_a_stranger.py").write_text(MINE.replace("fedavg", "fed_consist").replace("FedAvg", "FedConsist"))
     assert main([*ENTER, "--method.warmup_rounds", "1", "--control", "{lambda_u: 0}"]) == 0
-    assert "Mine (labels alone) | " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "Mine (labels alone) | " in out and "Mine to Mine (labels alone), its control: " in out
     suite = load("board-Mine-one.yaml")
     assert suite.spec.tables["one"].controls == {"Mine": "Mine (labels alone)"}
     assert {*suite.tuned.own("quick")} == {"one/A/Mine", "one/A/Mine (labels alone)"}

@@ -118,6 +118,14 @@ def test_every_run_has_its_process_and_survives_failures_and_deaths_of_others(tm
     assert {(log[3], log[4], log[6]) for log in logs} == {("1", str(max(1, cores() // 2)), "yes")}
 
 
+@pytest.mark.parametrize("jobs", [1, None])
+def test_what_a_run_prints_goes_to_its_folder_where_jobs_are_given(tmp_path, fake, jobs):
+    """With one at a time, too; runs without a number of jobs speak for themselves."""
+    (run,) = planned(tmp_path, 1)
+    assert seed_status(run_all([run], jobs, fake)) == {1: "complete"}
+    assert (run.folder / LOG).exists() is (jobs is not None)
+
+
 def test_runs_at_once_have_gpus_of_their_own(tmp_path, fake, monkeypatch):
     """Of those that this process may use, by their own numbers; or one run per core where there is none."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,-1,7")
