@@ -125,10 +125,10 @@ def brief(setting: Setting, method: str) -> str:
     others = [name for name in setting.order if name not in (method, *setting.table.untested)]
     best = next((name for name in others if setting.lines.loc[name, "n"]), setting.reference)
     for other, role in ((setting.table.controls.get(method), "its control"), (best, "the best other row")):
-        pairs = paired(setting.scores[method], setting.scores[other], "difference") if other in setting.scores else {}
-        if difference := number(pairs.get("difference"), "{:+.2f}"):
-            difference += half(pairs["difference_ci95"])
-            parts.append(f"{method} to {other}, {role}: {difference}, paired by seed, not corrected.")
+        if other in setting.scores:
+            difference, width, pairs = paired(setting.scores[method], setting.scores[other])
+            told = f"{difference:+.2f}{half(width)}, paired by seed, not corrected"
+            parts += [f"{method} to {other}, {role}: {told}."] if pairs else []
     return "\n\n".join(parts)
 
 

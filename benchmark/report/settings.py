@@ -10,18 +10,7 @@ from scipy import stats
 
 from benchmark.report.facts import last_rounds
 from benchmark.report.frame import rounds_of, values_of
-from benchmark.report.statistics import (
-    FAILED,
-    LEAST,
-    LEVEL,
-    SPENT,
-    compare,
-    cost,
-    interval,
-    late_rise,
-    paired,
-    summary,
-)
+from benchmark.report.statistics import FAILED, LEAST, LEVEL, SPENT, compare, cost, interval, late_rise, paired, summary
 from benchmark.runs.records import Record
 from benchmark.suites.plan import Plan, Row, Table
 from benchmark.suites.suite import Suite
@@ -136,7 +125,7 @@ def _setting(suite: Suite, plan: Plan, table: Table, rows: Sequence[Row], scores
         line |= {**_spent(done, goal), "tuned": _tuned(choices.get(row.full_name)) or unchosen}
         control = table.controls.get(name, "")
         if control in scores:
-            line |= paired(scores[name], scores[control], "over_control")
+            line["over_control"], line["over_control_ci95"], _ = paired(scores[name], scores[control])
         untuned = untuned_rows.get(name)
         if untuned and untuned.full_name in plan.of_row:
             at_paper = summary(_scores(plan, untuned, reading))
@@ -144,7 +133,8 @@ def _setting(suite: Suite, plan: Plan, table: Table, rows: Sequence[Row], scores
             line |= {"untuned_n": at_paper["n"], "untuned_failed": at_paper["failed"]}
         if WORST in table.metrics:
             line["worst_clients"] = worst[name].mean()
-            line |= paired(worst[name], worst[reference], "worst_clients_difference", "worst_clients_ci95")
+            difference, half, _ = paired(worst[name], worst[reference])
+            line |= {"worst_clients_difference": difference, "worst_clients_ci95": half}
         columns[name] = line
     admission = {} if plan.rounds else _admission(suite, plan.scale, table, dataset)
     complete = scores.drop(columns=[*untested]).dropna()

@@ -165,10 +165,10 @@ def prediction(values: Sequence[float] | pd.Series, runs: int = 1, of: int = 1) 
     return float(stats.t.ppf(1 - (1 - LEVEL) / (2 * of), n - 1) * stdev(values) * sqrt(1 / n + 1 / runs))
 
 
-def paired(scores: pd.Series, others: pd.Series, name: str, width: str = "") -> dict[str, Any]:
-    """Mean difference of two rows over the seeds in which both have a score, and the half-width of its interval."""
+def paired(scores: pd.Series, others: pd.Series) -> tuple[float, float | None, int]:
+    """Mean difference of two rows, half-width of its interval, and the number of seeds in which both have a score."""
     differences = finite(scores - others)
-    return {name: differences.mean(), width or f"{name}_ci95": interval(differences)}
+    return differences.mean(), interval(differences), len(differences)
 
 
 def lead(

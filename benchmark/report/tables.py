@@ -161,7 +161,7 @@ class Page:
         control = control_of(row, self._at_scale, self.table.control)
         if control and not self.published:
             others = self._cell(control, metric)["scores"]
-            cell |= paired(cell["scores"], others, "effect") | {"effect_n": (cell["scores"] - others).count()}
+            cell["effect"], cell["effect_ci95"], cell["effect_n"] = paired(cell["scores"], others)
         if self.compare and printed is not None and cell["n"]:
             cell["delta"] = difference(cell["ours"], printed)
             of_control = self._cell(control, metric) if control and self.published.get(control.key(metric)) else None
