@@ -26,8 +26,9 @@ LABEL_OPTIONS: Mapping[str, tuple[Scenario, ...]] = {
     "labels_per_class": ("all_clients",),
     "labelled_partition": ("all_clients",),
     "labelled_histogram": ("partial_clients",),
+    "labelled_pick": ("partial_clients",),
 }
-"""Options for the number and distribution of labels, and the scenarios that use them."""
+"""Options for labels, and the scenarios that use them."""
 
 ONE_OF_TWO = (
     ("partition_file", "validation", "the file says who has which image"),
@@ -37,6 +38,12 @@ ONE_OF_TWO = (
 """Options that exclude each other, and why."""
 
 
+def label_options(options: Mapping[str, Any]) -> list[str]:
+    """Those of ``LABEL_OPTIONS`` that are given; ``labelled_pick`` if it names clients and is no rule."""
+    given = [name for name in LABEL_OPTIONS if options[name] is not None]
+    return [name for name in given if name != "labelled_pick" or not isinstance(options[name], str)]
+
+
 def check_together(options: Mapping[str, Any]) -> None:
     """Refuse options of a data module that have no effect or conflict with others.
 
@@ -44,7 +51,7 @@ def check_together(options: Mapping[str, Any]) -> None:
         ConfigError: names them and what to choose.
     """
     scenario = options["scenario"]
-    asked = [name for name in LABEL_OPTIONS if options[name] is not None]
+    asked = label_options(options)
     for name in asked:
         if scenario not in LABEL_OPTIONS[name]:
             raise ConfigError(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from datamodules.common import streams
 from datamodules.common.errors import ConfigError, DataError
-from datamodules.common.options import LABEL_OPTIONS
+from datamodules.common.options import label_options
 from datamodules.partition import split
 from datamodules.partition.given import NOBODY, NamedClients, read_clients
 from datamodules.partition.lists import NOTHING, Positions
@@ -364,7 +364,7 @@ def _check_options(options: Options, unknown: int, named: NamedClients | None) -
             if options[name] is not None:
                 raise ConfigError(f"data.{name} has no effect on clients that are given: leave it out")
         if named.labelled is not None:
-            names = [name for name in LABEL_OPTIONS if options[name] is not None]
+            names = label_options(options)
             names += ["unlabelled_only"] if options["unlabelled_only"] else []
             names += ["scenario=server"] if options["scenario"] == "server" else []
             if names:

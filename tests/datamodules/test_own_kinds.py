@@ -184,6 +184,7 @@ def test_labelled_clients_may_be_named(here):
         ({**given, "labelled_pick": ["9", "12"]}, "names '12'; clients that are given: 2, 9, 10"),
         ({**given, "labelled_pick": ["9", "2"]}, "give --data.labelled_clients 2"),
         ({"file": "x.npz", "labelled_pick": ["9"], "min_size": 1}, "those that are drawn have no names"),
+        ({**given, "labelled_pick": ["9"], "scenario": "all_clients"}, "no effect with data.scenario=all_clients"),
     ):
         with pytest.raises(ConfigError, match=message):
             ready(Npz, **options)
@@ -280,10 +281,14 @@ def test_a_client_that_stands_twice_in_a_file_is_refused(here):
         ready(Npz, file="x.npz", partition_file="twice.json")
 
 
-@pytest.mark.parametrize("name", ["num_labels", "label_fraction", "labels_per_class", "unlabelled_only", "scenario"])
+FOR_LABELS = ("num_labels", "label_fraction", "labels_per_class", "unlabelled_only", "scenario", "labelled_pick")
+
+
+@pytest.mark.parametrize("name", FOR_LABELS)
 def test_options_for_labels_do_not_go_with_a_file_that_names_them(name, here):
     file_of()
-    options = {"scenario": "server"} if name == "scenario" else {"scenario": "all_clients", name: 1}
+    of_others = {"scenario": {"scenario": "server"}, "labelled_pick": {"labelled_pick": ["a"]}}
+    options = of_others.get(name, {"scenario": "all_clients", name: 1})
     with pytest.raises(ConfigError, match=rf"data\.{name}.* has no effect.*clients\.json.*leave it out"):
         with_clients({"a": {"images": [0, 1], "labelled": 1}}, num_clients=1, **options)
 
