@@ -18,6 +18,7 @@ TABLES = (
     "rscfed-partitions-paper",
     "news-board",
     "proxyfl-small",
+    "proxyfl-seeds-small",
     "fl2-texts-laptop",
     "mnist-board",
     "news-own-board",

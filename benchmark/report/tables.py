@@ -93,6 +93,8 @@ class Page:
         self.number, self.compare = table.number, suite.scale(plan.scale).compare and not plan.rounds
         self._at_scale = [row for row in table.rows if row.method not in suite.scale(plan.scale).without]
         self.columns = list(dict.fromkeys(name for row in self._at_scale for name in row.columns))
+        of_table = [row.key(metric) for row in self._at_scale for metric in table.metrics]
+        self._printed = any(published.get(key) for key in of_table)  # whether we know values of the paper
         blocks = [[self._judged(row, metric) for metric in table.metrics] for row in self._at_scale]
         if suite.ranked:
             order = list(dict.fromkeys(row.dataset for row in table.rows))
@@ -110,7 +112,6 @@ class Page:
         run = {cell["dataset"] for cell in self.cells if _touched(cell)}
         places = [(cell["dataset"], cell["metric"]) for cell in self.cells if cell["dataset"] in run]
         self.places = list(dict.fromkeys(places))
-        self._printed = any(cell["published"] for cell in self.cells)  # whether we know values of the paper
         constant = {name: value for name in self.columns if name not in self.heads for value in values[name]}
         self.facts = facts(suite, plan, table, self.cells, constant)
 
@@ -159,7 +160,7 @@ class Page:
         cell = self._cell(row, metric) | {"delta": None, "verdict": "", "note": ""}
         printed, runs = cell["published"], self.table.published_runs
         control = control_of(row, self._at_scale, self.table.control)
-        if control and not self.published:
+        if control and not self._printed:
             others = self._cell(control, metric)["scores"]
             cell["effect"], cell["effect_ci95"], cell["effect_n"] = paired(cell["scores"], others)
         if self.compare and printed is not None and cell["n"]:
@@ -279,15 +280,15 @@ class Page:
         if table.bounds:
             text += [f"Bounds, which know more labels than a method may: {', '.join(table.bounds)}."]
         effect = EFFECT.format(control=table.control)
-        if self.compare:
+        if not self._printed:
+            text += [effect] if table.control else []
+        elif self.compare:
             runs = table.published_runs
             further = "one further run" if runs == 1 else f"the mean of {runs} further runs"
             text += [LEVEL.format(further=further), f"{effect} {JUDGED}" if table.control else NO_LEAD]
-        elif self.published:
+        else:
             text += ["Published values, below ours, belong to the paper's data and protocol: no comparison is meant."]
-        elif table.control:
-            text += [effect]
-        if self.published:
+        if self._printed:
             text += ["Published spreads are standard deviations, to be held against `std` in the CSV (divisor n − 1)."]
         return " ".join(text)
 
