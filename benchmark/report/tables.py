@@ -156,7 +156,7 @@ class Page:
         }
 
     def _judged(self, row: Row, metric: str) -> Cell:
-        """A cell with its lead over the control, and at a scale of the paper's protocol what it says of printed values."""
+        """A cell with its lead over the control and, by the paper's protocol, what it says of the printed values."""
         cell = self._cell(row, metric) | {"delta": None, "verdict": "", "note": ""}
         printed, runs = cell["published"], self.table.published_runs
         control = control_of(row, self._at_scale, self.table.control)
