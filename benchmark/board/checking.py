@@ -15,6 +15,7 @@ from benchmark.config import Run, Runtime, differences
 from benchmark.federation.assembly import sees_hidden_labels
 from benchmark.runs.code_identity import by_other_code, revision
 from benchmark.runs.records import Record, code_versions, read_record
+from benchmark.runs.states import Digests, other_data
 from benchmark.suites.plan import Row
 from benchmark.suites.suite import Place, Suite, places, places_of
 from datamodules.common.errors import NOT_FINITE, BenchError, ConfigError
@@ -23,6 +24,7 @@ from datamodules.common.yaml import read_yaml
 FILES = ("config.yaml", "metrics.jsonl", "record.json")
 MOST_CONFIGURATIONS = 20  # maximum per row (RULES.md)
 MOST_TOLD = 5  # differences of a configuration
+SEES_LABELS = "its method sees labels that a ranked setting hides (`uses_oracle`), so it cannot be ranked"
 
 
 def runs_below(folder: Path) -> list[Path]:
@@ -48,6 +50,7 @@ class Checker:
     def __init__(self, suites: Sequence[Suite], data_dir: str) -> None:
         self._places = cache(partial(places, suites, runtime=Runtime(data_dir=data_dir)))
         self._partitions: dict[str, str] = {}
+        self._digests: Digests = {}
         self._of_row: dict[str, list[str]] = {}
         self._checked: dict[str, list[tuple[Place, Record]]] = {}
 
@@ -77,10 +80,11 @@ class Checker:
         for place in entered:
             self._checked.setdefault(place.name, []).append((place, record))
         try:
-            found += self._partition(run, record)
+            found += self._data(run, record)
             for place in entered:
                 if place.name not in self._of_row:
-                    self._of_row[place.name] = [*_hidden_labels(place), *_tuning(place)]
+                    seen = [SEES_LABELS] if unfair(place.suite, place.row, place.run) else []
+                    self._of_row[place.name] = seen + _tuning(place)
                 found += self._of_row[place.name]
         except BenchError as error:
             found.append(f"it cannot be made here: {error}")
@@ -99,8 +103,8 @@ class Checker:
                 lacking.append(f"{counted}; a ranked setting needs them all")
         return lines, lacking
 
-    def _partition(self, run: Run, record: Record) -> list[str]:
-        """Compare the record's partition with the one that the suite's run draws."""
+    def _data(self, run: Run, record: Record) -> list[str]:
+        """Compare the record's data with those here, and its partition with the one that the suite's run draws."""
         data = run.config.data
         seed = run.config.seed if data.init_args.get("partition_seed") is None else None
         key = json.dumps([data.class_path, data.init_args, seed], sort_keys=True)
@@ -108,12 +112,11 @@ class Checker:
             drawn = run.make_data()
             drawn.setup()
             self._partitions[key] = drawn.partition.hash
-        if record["partition_hash"] == self._partitions[key]:
-            return []
-        return [
-            f"its partition is {str(record['partition_hash'])[:12]}, but the suite draws {self._partitions[key][:12]}; "
-            "run it with the data and the code of this repository"
-        ]
+        recorded, due = str(record["partition_hash"]), self._partitions[key]
+        if file := other_data(run, record, self._digests):
+            return [f"it was made from another {file} than is here; run it with the data of the suite"]
+        problem = f"its partition is {recorded[:12]}, but the suite draws {due[:12]}; run it with this data and code"
+        return [] if recorded == due else [problem]
 
 
 def unfair(suite: Suite, row: Row, run: Run) -> bool:
@@ -133,12 +136,6 @@ def _is_entered(place: Place) -> bool:
     chosen = place.suite.tuned.own(place.scale)
     beside = any(table.untuned == place.row.table for table in place.suite.tables)
     return not _is_tuned(place) or place.row.full_name in chosen or (beside and bool(chosen))
-
-
-def _hidden_labels(place: Place) -> list[str]:
-    """Refuse a method that sees labels which a ranked setting hides."""
-    problem = "its method sees labels of unlabelled images (`uses_oracle`); that is no record"
-    return [problem] if unfair(place.suite, place.row, place.run) else []
 
 
 def _tuning(place: Place) -> list[str]:

@@ -71,10 +71,9 @@ class Suite:
         Raises:
             ConfigError: it has none of this name.
         """
-        for key, entry in self.spec.scales.items():
-            if key == name:
-                return entry
-        raise unknown("scale", name, self.spec.scales, f" ({self.where})")
+        if name not in self.spec.scales:
+            raise unknown("scale", name, self.spec.scales, f" ({self.where})")
+        return self.spec.scales[name]
 
     def reading(self, scale: str) -> str:
         """The reading that tables show at a scale: its own ``report``, or the suite's."""

@@ -82,6 +82,12 @@ def trials_of_changed_code():
     tuned.add("quick", {"one/A/low": entry})
 
 
+def another_data_set():
+    Path("data").mkdir()
+    Path("data/few_digits.FewDigits.npz").write_bytes(b"not what the run has read")
+    change(run_of(1), lambda record: record["data_sha256"].update({"few_digits.FewDigits.npz": "0" * 64}))
+
+
 def another_configuration(**values):
     path = run_of(2)
     change(path, lambda record: (record["config"].update(values), record.update(run_id="0" * 10)))
@@ -123,6 +129,7 @@ FAULTS = {
     ),
     "another scale": ("at scale paper", lambda: change(run_of(2), lambda r: r.update(scale="paper"))),
     "another partition": ("partition", lambda: change(run_of(0), lambda r: r.update(partition_hash="f" * 64))),
+    "other data": ("another few_digits.FewDigits.npz", another_data_set),
     "another folder": ("should be named", lambda: run_of(0).rename("results/runs/mine")),
     "another choice": ("seeds is [1001]", another_choice),
     "too many trials": ("configurations were tried", too_many_trials),
