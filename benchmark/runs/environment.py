@@ -60,11 +60,12 @@ def gpu_name(accelerator: str) -> str | None:
 
 def hardware(environment: dict[str, Any]) -> str:
     """The hardware of a run in one phrase, from its record's ``environment``."""
-    devices, gpu = environment.get("devices", 1), environment.get("gpu")
+    devices, nodes, gpu = environment.get("devices", 1), environment.get("num_nodes", 1), environment.get("gpu")
+    processes = nodes * (devices if isinstance(devices, int) else 1)
     if gpu and environment.get("accelerator") != "cpu":
-        return f"{devices} x {gpu}" if devices not in (1, "auto") else str(gpu)
-    processes = devices if isinstance(devices, int) else 1
-    return f"{environment['cpu']}, {processes * environment['threads']} of {environment['cores']} cores per run"
+        return f"{processes} x {gpu}" if processes > 1 else str(gpu)
+    used, there = processes * environment["threads"], nodes * environment["cores"]
+    return f"{environment['cpu']}, {used} of {there} cores per run"
 
 
 def cpu_model() -> str:

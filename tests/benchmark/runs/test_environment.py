@@ -15,6 +15,7 @@ def test_the_hardware_of_a_run_counts_all_of_its_processes():
     machine = {"cpu": "Some CPU", "cores": 8, "gpu": None, "accelerator": "cpu", "threads": 2}
     assert hardware(machine) == "Some CPU, 2 of 8 cores per run"
     assert hardware(machine | {"devices": 3}) == "Some CPU, 6 of 8 cores per run"
+    assert hardware(machine | {"devices": 3, "num_nodes": 2}) == "Some CPU, 12 of 16 cores per run"
     assert hardware(machine | {"devices": 2, "gpu": "Some GPU", "accelerator": "cuda"}) == "2 x Some GPU"
 
 
