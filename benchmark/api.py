@@ -156,7 +156,8 @@ class Result:
 
     def __repr__(self) -> str:
         names = f"{self.config.method.name} on {self.config.data.name}"
-        return f"{names}, seed {self.config.seed}, {self.config.rounds} rounds\n{self.readings}"
+        done = self.rows[-1]["round"] + 1 if self.rows else 0
+        return f"{names}, seed {self.config.seed}, {done} of {self.config.rounds} rounds\n{self.readings}"
 
 
 def fit(
@@ -231,7 +232,7 @@ def load_run(path: str | Path, data_dir: str = "data") -> Result:
 def load_runs(results_dir: str | Path = "results") -> pd.DataFrame:
     """Load all records below a folder: one row per run, nested keys joined by dots (``final.acc``, ``config.seed``).
 
-    ``path`` is the run's folder, ``status`` says whether it is complete.
+    ``path`` is the run's folder, ``status`` is ``complete``, ``failed``, or ``running``, also where it was interrupted.
 
     Raises:
         RunError: a record is damaged.

@@ -54,13 +54,14 @@ class FSSLDataModule(L.LightningDataModule):
         iid_remainder: whether ``iid`` drops what does not divide, or gives the last clients one image more.
         iid_permutations: how often ``iid`` shuffles.
         iid_stratified: whether ``iid`` levels each class's counts over the clients.
-        beta: concentration of the Dirichlet distribution.
+        beta: concentration of the Dirichlet distribution: of each component in ``per_class``, their sum in
+            ``per_client``.
         partition_seed: seed of NumPy's legacy generator that draws the partition; ``None``: the seed of the run.
         partition_stream: a name that is mixed into that seed, so that settings with other names have other partitions
             at equal seeds; without a name, settings of one data set share theirs.
         split_seed: seed of a generator of its own for each draw that spreads a pool over clients (SAGE, ProxyFL).
-        min_size: least number of images of a client in ``dirichlet``; with fewer, ``per_class`` draws again, and
-            ``per_client`` fails.
+        min_size: least number of images of a client in ``dirichlet``, for each pool that is spread; with fewer,
+            ``per_class`` draws again, and ``per_client`` fails.
         split_classes: classes that the Dirichlet draw spreads; images of later ones go to nobody. Default: all.
         shuffle: shuffle the classes before the Dirichlet cuts and the clients' images after them (FedDB, (FL)2: no).
         labelled_pick: which client becomes labelled client 0 (see ``split.pick_labelled``); or the names of the
@@ -69,7 +70,8 @@ class FSSLDataModule(L.LightningDataModule):
         labelled_from: keep the labelled client of the partition over this many clients.
         labelled_histogram: class counts that client 0 is forced to.
         label_fraction: labelled share of each client (``all_clients``).
-        num_labels: labelled images in total (``server``, ``all_clients``).
+        num_labels: labelled images in total (``server``, ``all_clients``). In ``all_clients`` the labelled and the
+            unlabelled pool are spread independently: a client's images may have classes that its labels lack.
         labels_per_class: label the first so many images of every class a client has (``all_clients``).
         labelled_repeats: labelled images that a client has twice; see ``partition.labelled_sets``.
         labelled_pool_order: what ``num_labels`` takes of each class: a random draw, or the first in the data set.
@@ -292,7 +294,15 @@ class FSSLDataModule(L.LightningDataModule):
         return self.partition.histogram(true_labels(self).cpu(), self.num_classes, role)
 
     def export(self, path: str) -> None:
-        """Write who has which images and labels, for ``partition_file``; see ``given.write_clients``."""
+        """Write who has which images and labels, for ``partition_file``; see ``given.write_clients``.
+
+        Raises:
+            ConfigError: images are held out, which the file does not say, or see there.
+        """
+        if held_out := [name for name in options.HOLDOUTS if self.hparams[name]]:
+            raise ConfigError(
+                f"a partition file does not say which images are held out: export it without data.{held_out[0]}"
+            )
         write_clients(path, self.client_names, self.partition)
 
     def roster(self, seed: int, participants: int | None = None, rule: str = "uniform") -> Roster:

@@ -88,8 +88,8 @@ class CBAFed(LabelledShare, LabelledClients):
         Raises:
             ConfigError: no client holds labels.
         """
-        labelled = super().select_clients(round, roster)
-        return labelled if self.is_warmup(round) else [roster.sample(round)]
+        self.require_labels(roster)
+        return [list(roster.labelled) if self.is_warmup(round) else roster.sample(round)]
 
     def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
         """Send the global model, the thresholds and the tail classes."""

@@ -11,7 +11,8 @@ from methods.parts.server import ServerMomentum
 
 
 class FedAvg(LabelledClients, ServerMomentum):
-    """Supervised federated averaging (McMahan et al., AISTATS 2017), weighted by n_i / sum n_i.
+    """Supervised federated averaging (McMahan et al., AISTATS 2017), weighted by n_i / sum n_i, where n_i are all
+    images of a client, labelled or not.
 
     With ``res_client_alpha`` it is FedAvg+ (CBAFed, Li et al., CVPR 2023, Eqs. 1, 3): every ``res_skip`` rounds the
     global model is mixed with the one after the last mix. With one labelled client and one local epoch per round,
@@ -32,7 +33,7 @@ class FedAvg(LabelledClients, ServerMomentum):
     No code was released for the bounds; optimiser and bookkeeping follow the labelled clients' code.
 
     Args:
-        aggregation: clients weigh by their numbers of images (``size``), or all alike (``uniform``).
+        aggregation: clients weigh by their numbers of images n_i (``size``), or all alike (``uniform``).
     """
 
     scopes = {**ServerMomentum.scopes, **LabelledClients.scopes}

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from benchmark.api import fit
-from benchmark.board.tune import HOLDOUTS
 from benchmark.cli import main, split_dotted
 from benchmark.contract.checks import CHECKS
+from datamodules.common.options import HOLDOUTS
 from federations import class_of, make_federation
 from methods.base import Upload
 

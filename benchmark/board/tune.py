@@ -21,6 +21,7 @@ from benchmark.suites.plan import Row
 from benchmark.suites.schema import Tuning
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
+from datamodules.common.options import HOLDOUTS
 
 FOLDER = "tuning"
 STEP = 3
@@ -28,7 +29,6 @@ FIRST = (-3, -2, -1, 0, 1, 2, 3)
 """Powers of ``STEP`` that every row tries. Held-out accuracy may have two maxima, so an interior one is not enough."""
 MOST = 9
 """Most powers that a row tries."""
-HOLDOUTS = ("balanced_holdout", "labelled_holdout")  # data options that replace the test set
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def trial_of(suite: Suite, scale: str, row: Row, power: int, runtime: Runtime) -
         )
     options = {name: float(f"{rate * STEP**power:.2g}") if power else rate for name, rate in rates.items()}
     runtime = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
-    run = Run.of(from_dict(apply(values, options)), f"tune {row.name} x {STEP**power:.3g}")
+    run = Run.of(from_dict(apply(values, options)), f"tune {row.full_name} x {STEP**power:.3g}")
     return Trial(row, power, options, tuple(run.replace(seed=seed, runtime=runtime) for seed in tuning.seeds))
 
 

@@ -20,7 +20,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         help="table/dataset/method, as `status` lists it, or a pattern of these; may be given several times",
     )
-    parser.add_argument("--scale", type=str, default="paper", help="scale of the suite")
+    parser.add_argument("--scale", type=str, default="quick", help="scale of the suite")
     parser.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
     parser.add_argument(
         "--axis", type=Literal["round", "bytes", "seconds"], default="round", help="what to draw against"

@@ -48,7 +48,7 @@ class Recorder:
     @cached_property
     def mirror(self) -> Mirror:
         """The mirror of the run, once its record is open."""
-        return mirror_run(self.run, self.files.path, self.files.record["timing"]["started"])
+        return mirror_run(self.run, self.files.path, self.files.record)
 
     def __enter__(self) -> "Recorder":
         return self

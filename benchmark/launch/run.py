@@ -106,6 +106,7 @@ def _launchable(run: Run) -> tuple[Run, bool]:
 def _fabric(run: Run, spawned: bool) -> Fabric:
     """Fabric for the run's processes, which it starts itself if they are ``spawned``."""
     rt = run.config.runtime
+    own_loggers = loggers.lightning_loggers(rt.logger, run.folder)
     enough_queues()
     # Messages of plain values go over gloo on GPUs, too: it notices a process that has ended, and lets signals through.
     several = DDPStrategy(
@@ -119,7 +120,7 @@ def _fabric(run: Run, spawned: bool) -> Fabric:
             strategy="auto" if rt.devices == 1 and rt.num_nodes == 1 else several,
             devices=rt.devices,
             num_nodes=rt.num_nodes,
-            loggers=loggers.lightning_loggers(rt.logger, run.folder),
+            loggers=own_loggers,
             precision=run.config.precision,  # type: ignore[arg-type]
         )
     except (ValueError, RuntimeError, ImportError, MisconfigurationException) as refused:

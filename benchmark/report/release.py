@@ -1,4 +1,4 @@
-"""All results of a release as one table, in Parquet and in CSV, with a card for Hugging Face."""
+"""All results of a release as one table, in Parquet and in CSV."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -6,49 +6,44 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.report.formats import inert, pipe_table
-from benchmark.runs.code_identity import package_version
+from benchmark.report.formats import inert
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import READING, Record, Row, code_versions, read_record, read_rows
 from benchmark.suites.suite import Place, Suite, places, places_of
 from datamodules.common.errors import ConfigError
-from datamodules.common.files import write_atomic
-from datamodules.common.yaml import dump_yaml
 
 TEXT, COUNT, NUMBER = "string", "Int64", "float64"
 ROW = ("suite", "table", "dataset", "method", "columns")
 """Columns that name a row."""
 COLUMNS = {
-    "id": (TEXT, "names the line, the same in every release"),
-    "suite": (TEXT, "suite of the row that the run is for; empty for a run of no suite"),
-    "scale": (TEXT, "the suite's scale, or `custom`"),
-    "table": (TEXT, "table of the row"),
-    "dataset": (TEXT, "data set, as the table names it"),
-    "method": (TEXT, "the row's label in the table"),
-    "columns": (TEXT, "what distinguishes rows of one label"),
-    "class": (TEXT, "class of the method"),
-    "data": (TEXT, "class of the data set"),
-    "seed": (COUNT, "seed of the run"),
-    "run": (TEXT, "folder of the run"),
-    "status": (TEXT, "`complete`, or `failed`: one line without numbers, and the rounds before"),
-    "reading": (TEXT, "`best`, `last`, `last_k_mean`, `averaged`, or `round` for an evaluated round"),
-    "round": (COUNT, "number of the round, from 0"),
-    "rounds": (COUNT, "rounds of the run that were done"),
-    "seconds": (NUMBER, "of the whole run; of an evaluated round, its own"),
-    "partition_hash": (TEXT, "identifies the clients' split"),
-    "data_sha256": (TEXT, "identifies the files of the data"),
-    "code": (TEXT, "versions of the code"),
-    "hardware": (TEXT, "what it was run on"),
-    "bytes_up": (COUNT, "sent by clients, until the round or in the whole run"),
-    "bytes_down": (COUNT, "sent to clients, likewise"),
+    "id": TEXT,
+    "suite": TEXT,
+    "scale": TEXT,
+    "table": TEXT,
+    "dataset": TEXT,
+    "method": TEXT,
+    "columns": TEXT,
+    "class": TEXT,
+    "data": TEXT,
+    "seed": COUNT,
+    "run": TEXT,
+    "status": TEXT,
+    "reading": TEXT,
+    "round": COUNT,
+    "rounds": COUNT,
+    "seconds": NUMBER,
+    "partition_hash": TEXT,
+    "data_sha256": TEXT,
+    "code": TEXT,
+    "hardware": TEXT,
+    "bytes_up": COUNT,
+    "bytes_down": COUNT,
 }
-"""Type and meaning of the columns. Behind them come the metrics, numbers as in ``metrics.jsonl``."""
-ABOUT = "Results of federated semi-supervised learning: methods by data sets, seeds, readings and rounds"
-METRIC = (NUMBER, "metric, see docs/usage/records.md")
+"""Types of the columns; docs/usage/records.md describes them. Behind them come the metrics of ``metrics.jsonl``."""
 
 
 def export(results: Path, file: Path, suites: Sequence[Suite]) -> int:
-    """Write all runs that have ended to a Parquet file; beside it a CSV file and ``-card.md``.
+    """Write all runs that have ended to a Parquet file, and to a CSV file beside it.
 
     Args:
         results: folder that holds ``runs``.
@@ -81,13 +76,11 @@ def export(results: Path, file: Path, suites: Sequence[Suite]) -> int:
                 line_id = f"{folder.name}:{row}:{values['reading'] or record['status']}{number}"
                 lines.append({**about, **values, "id": line_id})
     frame = pd.DataFrame(lines)
-    columns = COLUMNS | {str(name): METRIC for name in frame if name not in COLUMNS}
-    types = {name: kind for name, (kind, _) in columns.items()}
+    types = COLUMNS | {str(name): NUMBER for name in frame if name not in COLUMNS}
     frame = frame.reindex(columns=[*types]).astype(types)
     file.parent.mkdir(parents=True, exist_ok=True)
     frame.to_parquet(file, index=False)
     frame.map(inert).to_csv(file.with_suffix(".csv"), index=False, lineterminator="\n")
-    write_atomic(file.with_name(f"{file.stem}-card.md"), card(file, columns))
     return len(ended)
 
 
@@ -126,15 +119,3 @@ def _about(folder: str, record: Record, place: Place | None) -> dict[str, Any]:
         about |= {"suite": place.suite.paper, "table": row.table, "dataset": row.dataset, "method": row.method}
         about["columns"] = ", ".join(f"{name}={value}" for name, value in row.columns.items()) or None
     return about
-
-
-def card(file: Path, columns: Mapping[str, tuple[str, str]]) -> str:
-    """The data card, the README of a data set at Hugging Face; with type and meaning of each column."""
-    head = {
-        "pretty_name": f"Results of fssl-bench {package_version()}",
-        "tags": ["federated-learning", "semi-supervised-learning", "benchmark"],
-        "configs": [{"config_name": "default", "data_files": file.name}],
-        "dataset_info": {"features": [{"name": name, "dtype": kind.lower()} for name, (kind, _) in columns.items()]},
-    }
-    table = pipe_table(["column", "meaning"], [[f"`{name}`", meaning] for name, (_, meaning) in columns.items()])
-    return f"---\n{dump_yaml(head)}---\n\n# {head['pretty_name']}\n\n{ABOUT}.\n\n{table}\n"

@@ -1,22 +1,20 @@
 """Lightning loggers beside a run's own files, and the mirror in Weights & Biases; neither can break a run."""
 
-import netrc
 import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LambdaCallback
-from lightning.pytorch.loggers import WandbLogger
+from requests.utils import get_netrc_auth
 
-from benchmark.config import Run, identity
-from benchmark.runs.records import AVERAGED, BY_CLASS, READINGS
+from benchmark.config import Run
+from benchmark.runs.records import AVERAGED, BY_CLASS, READINGS, Record
 from datamodules.common.errors import ConfigError, one_line, unknown
 from datamodules.common.plugins import plugin
 
@@ -92,20 +90,24 @@ def choose_mode(wanted: str, scale: str, asked: bool = False) -> Mode:
     return modes.get(setting, "offline")
 
 
-def mirror_run(run: Run, folder: Path, started: str) -> "Mirror":
+def mirror_run(run: Run, folder: Path, record: Record) -> "Mirror":
     """Create the mirror of a run. With ``--logger wandb`` scale quick has one, too.
+
+    A run that resumes goes on in the same W&B run; one whose folder was deleted, or that is in another folder, has
+    another. Its configuration in W&B also has the ``row`` of a table that it is for, and what made it.
 
     Args:
         run: the run.
         folder: its folder.
-        started: when its record began, in ISO 8601. A run that resumes goes on in the same W&B run; one whose folder
-            was deleted, or that is in another folder, has another.
+        record: what its record says at its beginning.
     """
     config = run.config
     mode = choose_mode(config.runtime.wandb, config.scale, asked="wandb" in names(config.runtime.logger))
-    name = f"{config.method.name} {config.data.name} seed {config.seed}"
-    start = re.sub(r"\D", "", started)
-    return Mirror(mode, folder, config.scale, id=f"{run.id}-{start}", name=name, config=identity(config))
+    row = ", ".join(run.cells) or f"{config.method.name} on {config.data.name}"
+    made_from = {name: record[name] for name in ("partition_hash", "code_version")}
+    start = re.sub(r"\D", "", record["timing"]["started"])
+    of_run = {**record["config"], "row": row, **made_from}
+    return Mirror(mode, folder, config.scale, f"{row} seed {config.seed}", id=f"{run.id}-{start}", config=of_run)
 
 
 def mirror_tables(mode: Mode, folder: Path, scale: str, name: str, frames: Mapping[str, Any]) -> None:
@@ -118,53 +120,56 @@ def mirror_tables(mode: Mode, folder: Path, scale: str, name: str, frames: Mappi
         name: of the tables' files.
         frames: the tables; empty ones are left out.
     """
-    with Mirror(mode, folder, scale, id=f"tables-{name}", name=f"tables {name}") as mirror:
+    with Mirror(mode, folder, scale, f"tables {name}", id=f"tables-{name}") as mirror:
         for number, frame in frames.items():
             if len(frame):
-                mirror.send(WandbLogger.log_table, f"{name}/table {number}", dataframe=frame)
+                mirror.table(f"{name}/table {number}", dataframe=frame)
 
 
 class Mirror:
     """A run in Weights & Biases, which starts with its first content; nothing in mode ``off``.
 
-    W&B's environment variables name project, entity, group and tags; without them the project is ``fssl-bench``, and
-    the group the scale. The first failure of any kind is reported as a warning and switches the mirror off.
+    W&B's environment variables name project, entity, group, run and tags; without them the project is ``fssl-bench``,
+    and the group the scale. A run of W&B that the program has open is left alone. The first failure of any kind is
+    reported as a warning and switches the mirror off.
 
     Args:
         mode: ``off``, ``offline`` (files under ``folder/wandb``, for ``wandb sync``) or ``online``.
         folder: folder for wandb's files.
         scale: the group.
+        name: of the run.
         init: further arguments of ``wandb.init``.
     """
 
-    def __init__(self, mode: Mode, folder: Path, scale: str, **init: Any) -> None:
-        self._logger: WandbLogger | None = None
-        self._began = False
-        if mode != "off":
-            folder.mkdir(parents=True, exist_ok=True)
-            self._logger = WandbLogger(
-                save_dir=folder,
-                project=os.environ.get("WANDB_PROJECT") or PROJECT,
-                group=os.environ.get("WANDB_RUN_GROUP") or scale,
-                mode=mode,
-                settings={"silent": True, "console": "off"},
-                **init,
-            )
+    def __init__(self, mode: Mode, folder: Path, scale: str, name: str, **init: Any) -> None:
+        self._on = mode != "off"
+        self._run: Any = None
+        self._init = {
+            "mode": mode,
+            "dir": folder,
+            "project": os.environ.get("WANDB_PROJECT") or PROJECT,
+            "group": os.environ.get("WANDB_RUN_GROUP") or scale,
+            "name": os.environ.get("WANDB_NAME") or name,
+            "resume": "allow",
+            "reinit": "create_new",
+            "settings": {"silent": True, "console": "off"},
+            **init,
+        }
 
     def __enter__(self) -> "Mirror":
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
-        if self._began:
-            self.send(lambda logger: logger.experiment.finish(exit_code=0 if error is None else 1))
+        if self._run:
+            self._send(lambda run: run.finish(exit_code=0 if error is None else 1))
 
     def row(self, row: Mapping[str, Any], classes: Sequence[str] = ()) -> None:
-        """Mirror an evaluated round; the round is the step in W&B. ``classes`` are the names of the data's classes."""
-        values = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "round"}
+        """Mirror an evaluated round, against which W&B draws; ``classes`` are the names of the data's classes."""
+        values = {k: v for k, v in row.items() if isinstance(v, int | float)}
         values |= {f"timing/{k}": v for k, v in row.get("timing", {}).items()}
         accuracies = zip(classes, row.get(BY_CLASS, ()), strict=False)
         values |= {f"{BY_CLASS}/{name}": v for name, v in accuracies if v is not None}
-        self.send(WandbLogger.log_metrics, values, step=row["round"])
+        self._send(lambda run: run.log(values))
 
     def record(self, record: Mapping[str, Any], classes: Sequence[str]) -> None:
         """Mirror a complete run's readings as its summary (``best/acc``), and its confusion matrix of ``classes``."""
@@ -174,28 +179,38 @@ class Mirror:
                 if isinstance(value, int | float):
                     summary[f"{reading}/{name}"] = value
         summary |= {name: record[name] for name in ("bytes_up", "bytes_down")}
-        self.send(lambda logger: logger.experiment.summary.update(summary))
+        self._send(lambda run: run.summary.update(summary))
         if confusion := record.get("confusion"):
             counts = [[true, *map(int, line.split())] for true, line in zip(classes, confusion, strict=True)]
-            self.send(WandbLogger.log_table, "confusion", columns=["true class", *classes], data=counts)
+            self.table("confusion", columns=["true class", *classes], data=counts)
 
-    def send(self, action: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-        """Call a method of the logger, if there is one."""
-        if self._logger is None:
+    def table(self, name: str, **content: Any) -> None:
+        """Mirror a table: a ``dataframe``, or ``columns`` and ``data``."""
+
+        def send(run: Any) -> None:
+            from wandb import Table
+
+            run.log({name: Table(**content)})
+
+        self._send(send)
+
+    def _send(self, action: Callable[[Any], object]) -> None:
+        """Do something with W&B's run, which is started if it has not been; nothing in mode ``off``."""
+        if not self._on:
             return
-        self._began = True
         try:
-            action(self._logger, *args, **kwargs)
+            if self._run is None:
+                import wandb
+
+                self._init["dir"].mkdir(parents=True, exist_ok=True)
+                self._run = wandb.init(**self._init)
+                self._run.define_metric("*", step_metric="round")
+            action(self._run)
         except Exception as error:
-            self._logger = None
+            self._on = False
             warnings.warn(f"the W&B mirror is off, the run continues: {error}", stacklevel=3)
 
 
 def _has_key() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    try:
-        host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-        return host in netrc.netrc(os.environ.get("NETRC")).hosts
-    except (OSError, ValueError, netrc.NetrcParseError):  # no file, or an invalid address or file
-        return False
+    server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    return bool(os.environ.get("WANDB_API_KEY") or get_netrc_auth(server))

@@ -101,7 +101,7 @@ class Suite:
         key = (scale, row.full_name)
         if key not in self._runs:
             try:
-                run = Run.of(from_dict(self.values(row, scale)), row.name)
+                run = Run.of(from_dict(self.values(row, scale)), row.full_name)
                 models.check(run.config.model, run.config.model_args)
                 self._runs[key] = run
             except BenchError as error:
@@ -210,7 +210,7 @@ class Suite:
             plan.of_row[row.full_name] = {seed: run.id for seed, run in runs.items()}
             for run in runs.values():
                 planned = plan.runs.get(run.id)  # for a row of the same configuration
-                plan.runs[run.id] = replace(planned, cells=(*planned.cells, row.name)) if planned else run
+                plan.runs[run.id] = replace(planned, cells=(*planned.cells, row.full_name)) if planned else run
         return plan
 
     def select(

@@ -37,6 +37,9 @@ ONE_OF_TWO = (
 )
 """Options that exclude each other, and why."""
 
+HOLDOUTS = ("balanced_holdout", "labelled_holdout")
+"""Options that replace the test set."""
+
 
 def label_options(options: Mapping[str, Any]) -> list[str]:
     """Those of ``LABEL_OPTIONS`` that are given; ``labelled_pick`` if it names clients and is no rule."""

@@ -19,7 +19,8 @@ class Roster:
         num_clients: registered clients; ids are ``0..num_clients-1``.
         labelled: ids of the clients that hold labels, ascending.
         seed: run seed of the ``roster`` stream.
-        participants: clients drawn per round without replacement; ``None``: all.
+        participants: clients drawn per round without replacement; ``None``: all. A method may train some of them alone,
+            such as those with labels, or draw its own.
         rule: ``"uniform"`` hashes (seed, round); ``"numpy_round"`` re-seeds NumPy's legacy generator with the round
             index and draws ``choice(num_clients, participants, replace=False)``, so that every run has the same
             participants (FedDure's released code); ``"numpy_run"`` seeds that generator once with the run seed and

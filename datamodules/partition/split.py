@@ -81,7 +81,8 @@ def dirichlet(
     else:
         raise DataError(
             f"no Dirichlet partition of {sum(map(len, classes))} samples over {num_clients} clients with beta={beta} "
-            f"gave each of them min_size={min_size} in {MAX_ATTEMPTS} attempts: choose fewer clients, or a larger beta"
+            f"gave each of them min_size={min_size} in {MAX_ATTEMPTS} attempts: choose fewer clients, a larger beta, "
+            "or a smaller data.min_size"
         )
     owners = np.concatenate([np.repeat(np.arange(num_clients), counts) for _, counts in pieces])
     order = np.argsort(owners, kind="stable")  # by client, and within a client class by class

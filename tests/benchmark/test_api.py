@@ -44,7 +44,7 @@ def test_in_memory_and_with_a_record_it_is_the_same_run(here):
     assert list(readings.index) == ["final", "best", "last_k_mean", "averaged"]
     assert readings.loc["averaged", "acc"] == load_runs("out")["averaged.acc"].item()
     assert readings.loc["final", "acc"] == rounds["acc"].iloc[-1] == round(recorded.test()["acc"], 4)
-    assert repr(recorded).startswith("fedavg on digits, seed 5, 2 rounds\n") and "last_k_mean" in repr(recorded)
+    assert repr(recorded).startswith("fedavg on digits, seed 5, 2 of 2 rounds\n") and "last_k_mean" in repr(recorded)
     assert load_runs("nowhere").query("status == 'complete'").empty
     runs = load_runs("out")
     assert runs["final.acc"].tolist() == [readings.loc["final", "acc"]]

@@ -141,9 +141,11 @@ def test_an_exported_partition_comes_back(scenario, options, tmp_path):
         assert sorted(site.unlabelled.tolist()) == other.unlabelled.tolist()
 
 
-def test_what_a_server_holds_is_not_exported(tmp_path):
-    with pytest.raises(ConfigError, match="the server holds labelled images"):
-        make_data("server").export(str(tmp_path / "partition.json"))
+def test_what_a_partition_file_cannot_say_is_not_exported(tmp_path):
+    held_out = make_data("partial_clients", labelled_holdout=0.5)
+    for data, why in ((make_data("server"), "the server holds labelled images"), (held_out, "are held out")):
+        with pytest.raises(ConfigError, match=why):
+            data.export(str(tmp_path / "partition.json"))
     assert not list(tmp_path.iterdir())
 
 

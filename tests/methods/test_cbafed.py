@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from datamodules.base import SiteData
 from datamodules.common.errors import RunError
+from datamodules.partition.roster import Roster
 from datamodules.views.batches import epoch
 from federations import make_data, make_federation
 from golden_files import load
@@ -156,6 +157,13 @@ def test_a_round_where_nobody_used_anything_keeps_the_model_and_the_thresholds()
     visit = Visit(round=1, labelled=False, size=9)
     method.aggregate([Upload(visit, constant(method, 7.0), 0.0, {"counts": torch.zeros(10)})] * 2)
     assert all(torch.equal(method.state_dict()[k], v) for k, v in before.items())
+
+
+def test_all_labelled_clients_warm_up_whoever_is_drawn() -> None:
+    method, roster = CBAFed(nn.Linear(1, 1), 2, warmup_rounds=3), Roster(5, labelled=(0, 2, 3), participants=1)
+    rounds = [method.select_clients(round, roster)[0] for round in range(6)]
+    assert rounds[:3] == [[0, 2, 3]] * 3
+    assert all(len(drawn) == 1 for drawn in rounds[3:])
 
 
 def test_clients_of_both_kinds_are_refused() -> None:
