@@ -155,9 +155,8 @@ class Result:
         return scores(torch.cat(blocks), data.test_labels)[0]
 
     def __repr__(self) -> str:
-        names = f"{self.config.method.name} on {self.config.data.name}"
         done = self.rows[-1]["round"] + 1 if self.rows else 0
-        return f"{names}, seed {self.config.seed}, {done} of {self.config.rounds} rounds\n{self.readings}"
+        return f"{self.run.name}, seed {self.config.seed}, {done} of {self.config.rounds} rounds\n{self.readings}"
 
 
 def fit(

@@ -49,8 +49,8 @@ class Runtime:
         client_memory: GB of host memory per process for what clients keep between visits; the rest goes to files in the
             run's folder. ``auto``: the process's share of a quarter of the memory that is free when the run starts, or
             when several runs at once (``--jobs``) start.
-        logger: Lightning loggers that also receive every evaluated round: ``tensorboard``, ``wandb``, or both,
-            separated by a comma. They write to the run's folder.
+        logger: what also receives every evaluated round: ``tensorboard``, ``wandb``, or both, separated by a comma.
+            They write to the run's folder.
         callbacks: dotted paths of Lightning callbacks, separated by commas; each visit of a client is a fit to them.
         data_dir: folder with the data sets and their caches.
         results_dir: folder that holds ``runs/`` and ``tables/``.
@@ -58,7 +58,7 @@ class Runtime:
             2 % of the time. 0 saves after every round.
         wandb: mirror to Weights & Biases: ``auto`` (without ``WANDB_MODE`` and ``--logger wandb``: off at scale quick
             and without a key, else online), ``online``, ``offline`` or ``off``. Its environment variables name project,
-            entity, group and tags.
+            entity, group, run and tags.
     """
 
     devices: int | Literal["auto"] = "auto"
@@ -155,7 +155,7 @@ class Run:
     Args:
         id: its ``run_id``.
         config: its configuration, resolved.
-        cells: names of the table rows that it is for, or else a description of it, if any.
+        cells: names of the table rows that it is for, or else a description of it, if any; see ``name``.
     """
 
     id: str
@@ -176,6 +176,12 @@ class Run:
         """The run with another ``seed``, ``scale``, ``precision``, ``rounds`` or ``runtime``: none needs resolving."""
         config = replace(self.config, **changes)
         return Run(self.id if set(changes) == {"runtime"} else run_id(config), config, self.cells)
+
+    @property
+    def name(self) -> str:
+        """The row that it is for, and the number of others; without a row, its method and data set."""
+        first, *others = self.cells or (f"{self.config.method.name} on {self.config.data.name}",)
+        return f"{first} +{len(others)}" if others else first
 
     @cached_property
     def folder(self) -> Path:

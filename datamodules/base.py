@@ -297,7 +297,7 @@ class FSSLDataModule(L.LightningDataModule):
         """Write who has which images and labels, for ``partition_file``; see ``given.write_clients``.
 
         Raises:
-            ConfigError: images are held out, which the file does not say, or see there.
+            ConfigError: images are held out, which the file cannot say; or see ``write_clients``.
         """
         if held_out := [name for name in options.HOLDOUTS if self.hparams[name]]:
             raise ConfigError(

@@ -66,7 +66,7 @@ OPTIONS = {
     "--precision 16-true": "precision '16-true'",
     "--report averaged": "average_last",
     "--num_nodes 2": "nothing has started this process on each of them",
-    "--export model.pt --seed 1,2": "--export model.pt: it takes the name of a file, and one run",
+    "--export model.pt --seed 1,2": "--export model.pt: give the name of a file, and one run",
     "--roster.participant 3": "did you mean 'participants'?",
     "--data.num_clients 0": "num_clients=0",
     "--data ag_news --data_dir empty": "ag_news is not in ",

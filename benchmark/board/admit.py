@@ -91,7 +91,7 @@ def admit(suite: Suite, scale: str, runtime: Runtime, jobs: int) -> dict[str, An
     if missing := [run for run in by_id.values() if not is_done(run)]:
         pool.run_all(missing, jobs)
     if without := [run for run in missing if state(run.folder) != "complete"]:
-        names = ", ".join(f"{run.cells[0]}, seed {run.config.seed} ({run.folder})" for run in without[:3])
+        names = ", ".join(f"{run.name}, seed {run.config.seed} ({run.folder})" for run in without[:3])
         raise RunError(f"{len(without)} runs without a result: {names}. Fix what failed and run admit again")
     verdicts = {name: judged(runs, suite.reading(scale)) for name, runs in needed.items()}
     suite.admitted.add(scale, verdicts)

@@ -24,7 +24,6 @@ from datamodules.common.yaml import read_yaml
 FILES = ("config.yaml", "metrics.jsonl", "record.json")
 MOST_CONFIGURATIONS = 20  # maximum per row (RULES.md)
 MOST_TOLD = 5  # differences of a configuration
-SEES_LABELS = "its method sees labels that a ranked setting hides (`uses_oracle`), so it cannot be ranked"
 
 
 def runs_below(folder: Path) -> list[Path]:
@@ -83,8 +82,7 @@ class Checker:
             found += self._data(run, record)
             for place in entered:
                 if place.name not in self._of_row:
-                    seen = [SEES_LABELS] if unfair(place.suite, place.row, place.run) else []
-                    self._of_row[place.name] = seen + _tuning(place)
+                    self._of_row[place.name] = [*_hidden_labels(place), *_tuning(place)]
                 found += self._of_row[place.name]
         except BenchError as error:
             found.append(f"it cannot be made here: {error}")
@@ -114,7 +112,7 @@ class Checker:
             self._partitions[key] = drawn.partition.hash
         recorded, due = str(record["partition_hash"]), self._partitions[key]
         if file := other_data(run, record, self._digests):
-            return [f"it was made from another {file} than is here; run it with the data of the suite"]
+            return [f"its {file} differs from the one here; run it with the data of the suite"]
         problem = f"its partition is {recorded[:12]}, but the suite draws {due[:12]}; run it with this data and code"
         return [] if recorded == due else [problem]
 
@@ -136,6 +134,12 @@ def _is_entered(place: Place) -> bool:
     chosen = place.suite.tuned.own(place.scale)
     beside = any(table.untuned == place.row.table for table in place.suite.tables)
     return not _is_tuned(place) or place.row.full_name in chosen or (beside and bool(chosen))
+
+
+def _hidden_labels(place: Place) -> list[str]:
+    """Refuse a method that sees labels which a ranked setting hides."""
+    problem = "its method sees labels of unlabelled images (`uses_oracle`); it cannot be ranked"
+    return [problem] if unfair(place.suite, place.row, place.run) else []
 
 
 def _tuning(place: Place) -> list[str]:

@@ -160,7 +160,7 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
         over = choices.keys() | {trial.row.full_name for trial, _ in lost}
         remaining = [row for row in remaining if row.full_name not in over]
     if lost:
-        names = ", ".join(f"{run.cells[0]} ({run.folder}: {state(run.folder)})" for _, run in lost)
+        names = ", ".join(f"{run.name} ({run.folder}: {state(run.folder)})" for _, run in lost)
         raise RunError(
             f"no score of {names}: nothing is chosen for these rows. Fix what failed, wait for runs of other "
             "processes, and run tune again"

@@ -139,9 +139,8 @@ def show_plan(runs: Sequence[Run], states: Mapping[str, str], jobs: int = 1) -> 
     for part in found:
         pace = "unknown" if part.per_round is None else f"{part.per_round:.3g}"
         time = "unknown" if part.per_round is None else duration(part.seconds)
-        cells = printable(", ".join(dict.fromkeys(part.runs[0].cells)))
-        body.append([len(part.runs), f"{part.left:,}", pace, time, len(part.records), cells])
-    heads = ["runs", "rounds left", "s per round", "time", "records", "cells"]
+        body.append([len(part.runs), f"{part.left:,}", pace, time, len(part.records), printable(part.runs[0].name)])
+    heads = ["runs", "rounds left", "s per round", "time", "records", "row"]
     print(tabulate(body, heads, tablefmt="plain", disable_numparse=True))
     print(*summary(found, min(jobs, sum(states[run.id] != "complete" for run in runs))), sep="\n")
 

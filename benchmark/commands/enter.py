@@ -78,4 +78,4 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> None:
         print(f"\n{line.replace('**', '')}")
     print(f"\nthe row is described by {suite.where}, what was tried by {suite.tuned.path(options.scale)}")
     if bad := [outcome for outcome in outcomes if outcome.status != "complete"]:
-        raise RunError(f"{len(bad)} runs have no result, first {bad[0].run.cells[0]}: {bad[0].message}")
+        raise RunError(f"{len(bad)} runs have no result, first {bad[0].run.name}: {bad[0].message}")

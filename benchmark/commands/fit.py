@@ -53,9 +53,7 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     template = _described(*_start(given, dotted))
     runs = [template.replace(seed=seed) for seed in seeds or [template.config.seed]]
     if export and (dry_run or len(runs) > 1 or Path(export).is_dir()):
-        count = "a dry run makes none" if dry_run else f"this command makes {len(runs)}"
-        why = "that is a folder" if Path(export).is_dir() else count
-        raise ConfigError(f"--export {export}: it takes the name of a file, and one run; {why}")
+        raise ConfigError(f"--export {export}: give the name of a file, and one run, not several or a dry one")
 
     if dry_run:
         show_plan(runs, {run.id: "missing" if overwrite else state(run.folder) for run in runs})
@@ -96,10 +94,10 @@ def _start(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[str, 
 
 def _described(values: Mapping[str, Any], start: Run | None) -> Run:
     """The run of a plain configuration; one that is no longer that of the suite's row has no scale of the suite."""
-    config = from_dict(values)
-    run = Run.of(config, f"{config.method.name} on {config.data.name}")
-    changed = start is not None and run.replace(seed=start.config.seed).id != start.id
-    return run.replace(scale="custom") if changed else run
+    run = Run.of(from_dict(values))
+    if start and run.replace(seed=start.config.seed).id == start.id:
+        return Run(run.id, run.config, start.cells)
+    return run.replace(scale="custom") if start else run
 
 
 def _run_several(runs: Sequence[Run]) -> int:

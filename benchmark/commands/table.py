@@ -99,7 +99,7 @@ def run(options: Namespace) -> int:
         print(f"nothing was missing: all {len(wanted)} runs are complete")
     bad = [outcome for outcome in outcomes if outcome.status != "complete"]
     for one in bad:
-        print(printable(f"{one.status}: {one.run.cells[0]}, {one.run.folder}: {one.message}"), file=sys.stderr)
+        print(printable(f"{one.status}: {one.run.name}, {one.run.folder}: {one.message}"), file=sys.stderr)
     if bad and options.overwrite:
         print("the same command without --overwrite runs only these", file=sys.stderr)
     return 1 if bad else 0

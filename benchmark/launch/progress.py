@@ -135,5 +135,4 @@ def continuation(run: Run) -> str:
 
 def label(run: Run) -> str:
     """A run in a few words."""
-    more = f" +{len(run.cells) - 1}" if len(run.cells) > 1 else ""
-    return printable(f"{run.cells[0]}{more} seed {run.config.seed} ({run.id})")
+    return printable(f"{run.name} seed {run.config.seed} ({run.id})")

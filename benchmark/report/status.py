@@ -64,9 +64,9 @@ def _run_table(plan: Plan, runs: pd.DataFrame, accuracy: str) -> str:
     body = []
     for key, line in runs.iterrows():
         run = plan.runs[str(key)]
-        rounds, cells = f"{line['done']}/{run.config.rounds}", ", ".join(dict.fromkeys(run.cells))
-        body.append([line["state"], run.folder.name, str(run.config.seed), rounds, number(line["accuracy"]), cells])
-    heads = ["state", "run", "seed", "rounds", accuracy, "cells"]
+        rounds = f"{line['done']}/{run.config.rounds}"
+        body.append([line["state"], run.folder.name, str(run.config.seed), rounds, number(line["accuracy"]), run.name])
+    heads = ["state", "run", "seed", "rounds", accuracy, "row"]
     return str(tabulate(body, heads, tablefmt="plain", disable_numparse=True))
 
 

@@ -64,8 +64,7 @@ def hardware(environment: dict[str, Any]) -> str:
     processes = nodes * (devices if isinstance(devices, int) else 1)
     if gpu and environment.get("accelerator") != "cpu":
         return f"{processes} x {gpu}" if processes > 1 else str(gpu)
-    used, there = processes * environment["threads"], nodes * environment["cores"]
-    return f"{environment['cpu']}, {used} of {there} cores per run"
+    return f"{environment['cpu']}, {processes * environment['threads']} of {nodes * environment['cores']} cores per run"
 
 
 def cpu_model() -> str:

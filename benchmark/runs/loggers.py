@@ -1,17 +1,18 @@
 """Lightning loggers beside a run's own files, and the mirror in Weights & Biases; neither can break a run."""
 
+import netrc
 import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LambdaCallback
-from requests.utils import get_netrc_auth
 
 from benchmark.config import Run
 from benchmark.runs.records import AVERAGED, BY_CLASS, READINGS, Record
@@ -93,8 +94,8 @@ def choose_mode(wanted: str, scale: str, asked: bool = False) -> Mode:
 def mirror_run(run: Run, folder: Path, record: Record) -> "Mirror":
     """Create the mirror of a run. With ``--logger wandb`` scale quick has one, too.
 
-    A run that resumes goes on in the same W&B run; one whose folder was deleted, or that is in another folder, has
-    another. Its configuration in W&B also has the ``row`` of a table that it is for, and what made it.
+    A run that resumes goes on in the same W&B run; one whose folder was deleted, or that is in another folder, gets a
+    new one. Its configuration in W&B also has the ``row`` of a table that it is for, and what made it.
 
     Args:
         run: the run.
@@ -103,11 +104,10 @@ def mirror_run(run: Run, folder: Path, record: Record) -> "Mirror":
     """
     config = run.config
     mode = choose_mode(config.runtime.wandb, config.scale, asked="wandb" in names(config.runtime.logger))
-    row = ", ".join(run.cells) or f"{config.method.name} on {config.data.name}"
     made_from = {name: record[name] for name in ("partition_hash", "code_version")}
     start = re.sub(r"\D", "", record["timing"]["started"])
-    of_run = {**record["config"], "row": row, **made_from}
-    return Mirror(mode, folder, config.scale, f"{row} seed {config.seed}", id=f"{run.id}-{start}", config=of_run)
+    of_run = {**record["config"], "row": run.name, **made_from}
+    return Mirror(mode, folder, config.scale, f"{run.name} seed {config.seed}", id=f"{run.id}-{start}", config=of_run)
 
 
 def mirror_tables(mode: Mode, folder: Path, scale: str, name: str, frames: Mapping[str, Any]) -> None:
@@ -144,6 +144,7 @@ class Mirror:
     def __init__(self, mode: Mode, folder: Path, scale: str, name: str, **init: Any) -> None:
         self._on = mode != "off"
         self._run: Any = None
+        self._table: Any = None
         self._init = {
             "mode": mode,
             "dir": folder,
@@ -186,13 +187,7 @@ class Mirror:
 
     def table(self, name: str, **content: Any) -> None:
         """Mirror a table: a ``dataframe``, or ``columns`` and ``data``."""
-
-        def send(run: Any) -> None:
-            from wandb import Table
-
-            run.log({name: Table(**content)})
-
-        self._send(send)
+        self._send(lambda run: run.log({name: self._table(**content)}))
 
     def _send(self, action: Callable[[Any], object]) -> None:
         """Do something with W&B's run, which is started if it has not been; nothing in mode ``off``."""
@@ -203,7 +198,7 @@ class Mirror:
                 import wandb
 
                 self._init["dir"].mkdir(parents=True, exist_ok=True)
-                self._run = wandb.init(**self._init)
+                self._run, self._table = wandb.init(**self._init), wandb.Table
                 self._run.define_metric("*", step_metric="round")
             action(self._run)
         except Exception as error:
@@ -212,5 +207,10 @@ class Mirror:
 
 
 def _has_key() -> bool:
-    server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
-    return bool(os.environ.get("WANDB_API_KEY") or get_netrc_auth(server))
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    try:
+        host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+        return host in netrc.netrc(os.environ.get("NETRC")).hosts
+    except (OSError, ValueError, netrc.NetrcParseError):  # no file, or an invalid address or file
+        return False

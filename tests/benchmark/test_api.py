@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmark.api import fit, load_rounds, load_run, load_runs
+from benchmark.api import Result, fit, load_rounds, load_run, load_runs
 from benchmark.config import Runtime
 from benchmark.contract.federations import make_method
 from benchmark.runs.folder import RunFolder
@@ -45,6 +45,7 @@ def test_in_memory_and_with_a_record_it_is_the_same_run(here):
     assert readings.loc["averaged", "acc"] == load_runs("out")["averaged.acc"].item()
     assert readings.loc["final", "acc"] == rounds["acc"].iloc[-1] == round(recorded.test()["acc"], 4)
     assert repr(recorded).startswith("fedavg on digits, seed 5, 2 of 2 rounds\n") and "last_k_mean" in repr(recorded)
+    assert "seed 5, 1 of 2 rounds" in repr(Result(recorded.run, recorded.rows[:1]))
     assert load_runs("nowhere").query("status == 'complete'").empty
     runs = load_runs("out")
     assert runs["final.acc"].tolist() == [readings.loc["final", "acc"]]

@@ -129,7 +129,7 @@ FAULTS = {
     ),
     "another scale": ("at scale paper", lambda: change(run_of(2), lambda r: r.update(scale="paper"))),
     "another partition": ("partition", lambda: change(run_of(0), lambda r: r.update(partition_hash="f" * 64))),
-    "other data": ("another few_digits.FewDigits.npz", another_data_set),
+    "other data": ("its few_digits.FewDigits.npz differs", another_data_set),
     "another folder": ("should be named", lambda: run_of(0).rename("results/runs/mine")),
     "another choice": ("seeds is [1001]", another_choice),
     "too many trials": ("configurations were tried", too_many_trials),

@@ -97,7 +97,7 @@ def test_a_damaged_file_beside_the_suite_is_told_before_anything_is_run(here, fi
 def test_table_reports_failures_and_goes_on(here, fitted, capsys):
     assert table("--seeds", "666,1") == 1
     err = capsys.readouterr().err
-    assert err.count("ZeroDivisionError: seed 666") == 4 and "failed: 1/A/low, results/runs/fedavg-digits-" in err
+    assert err.count("ZeroDivisionError: seed 666") == 4 and "failed: 1/A/low +1, results/runs/fedavg-digits-" in err
     assert "51.00 (1 of 3)" in page(here) and "**2 of 6 runs complete**; failed: " in page(here)
     assert "1 of 3; failed (1)" in (here / "results/tables/toy-quick.csv").read_text()
     assert table("--seeds", "666,1") == 1

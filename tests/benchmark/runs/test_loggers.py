@@ -84,6 +84,7 @@ def test_a_summary_has_each_number_by_itself_and_classes_have_names(tmp_path, se
     mirror.record({**RECORD, "best": best, "confusion": ["5 1", "0 7"]}, ["cat", "dog"])
     assert service.summary == {"final/acc": 1.0, "best/acc": 2.0, "bytes_up": 1, "bytes_down": 2}
     row, matrix = (call.args[0] for call in service.log.call_args_list)
+    service.define_metric.assert_called_once_with("*", step_metric="round")
     assert row == {"acc_by_class/cat": 50.0, "timing/seconds": 0.5, "round": 19}
     assert matrix["confusion"].columns == ["true class", "cat", "dog"]
     assert matrix["confusion"].data == [["cat", 5, 1], ["dog", 0, 7]]
