@@ -300,9 +300,7 @@ class FSSLDataModule(L.LightningDataModule):
             ConfigError: images are held out, which the file cannot say; or see ``write_clients``.
         """
         if held_out := [name for name in options.HOLDOUTS if self.hparams[name]]:
-            raise ConfigError(
-                f"a partition file does not say which images are held out: export it without data.{held_out[0]}"
-            )
+            raise ConfigError(f"a partition file cannot say which images are held out: leave out data.{held_out[0]}")
         write_clients(path, self.client_names, self.partition)
 
     def roster(self, seed: int, participants: int | None = None, rule: str = "uniform") -> Roster:

@@ -110,11 +110,12 @@ class Checker:
             drawn = run.make_data()
             drawn.setup()
             self._partitions[key] = drawn.partition.hash
-        recorded, due = str(record["partition_hash"]), self._partitions[key]
         if file := other_data(run, record, self._digests):
             return [f"its {file} differs from the one here; run it with the data of the suite"]
-        problem = f"its partition is {recorded[:12]}, but the suite draws {due[:12]}; run it with this data and code"
-        return [] if recorded == due else [problem]
+        recorded, due = str(record["partition_hash"]), self._partitions[key]
+        if recorded == due:
+            return []
+        return [f"its partition is {recorded[:12]}, but the suite draws {due[:12]}; run it with this data and code"]
 
 
 def unfair(suite: Suite, row: Row, run: Run) -> bool:

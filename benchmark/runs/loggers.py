@@ -198,7 +198,8 @@ class Mirror:
                 import wandb
 
                 self._init["dir"].mkdir(parents=True, exist_ok=True)
-                self._run, self._table = wandb.init(**self._init), wandb.Table
+                self._table = wandb.Table
+                self._run = wandb.init(**self._init)
                 self._run.define_metric("*", step_metric="round")
             action(self._run)
         except Exception as error:

@@ -85,12 +85,12 @@ def test_filters():
     plan = toy.plan("paper")
 
     def cells(**filters):
-        return {cell.split("/M=")[0] for run in toy.select(plan, **filters) for cell in run.cells}
+        return {cell for run in toy.select(plan, **filters) for cell in run.cells}
 
     assert len(toy.select(plan)) == len(plan.runs)
-    assert cells(tables=["2"]) == {"1/A/low", "2/A/low"}
-    assert cells(methods=["high"]) == {"1/A/high", "1/B/high"}
-    assert cells(only=["*/B/low"]) == {"1/B/low"}
+    assert cells(tables=["2"]) == {"1/A/low/M=1", "2/A/low"}
+    assert cells(methods=["high"]) == {f"1/{name}/high/M={column}" for name in "AB" for column in (1, 2)}
+    assert cells(only=["*/B/low"]) == {"1/B/low/M=1"}
     with pytest.raises(ConfigError, match="1/B/lov"):
         toy.select(plan, only=["1/B/low", "1/B/lov"])
     with pytest.raises(ConfigError, match=r"'lo'.*'low'"):
@@ -110,7 +110,7 @@ def test_a_name_with_a_star_means_its_row_before_it_is_a_pattern():
     def cells(only):
         return [cell for run in toy.select(plan, only=[only]) for cell in run.cells]
 
-    assert cells("1/A/low*") == ["1/A/low*/M=1"] and set(cells("1/A/lo*")) > {"1/A/low*/M=1"}
+    assert cells("1/A/low*") == ["1/A/low*/M=1"] and set(cells("1/A/lo*")) > {"1/A/low*/M=1", "1/A/low/M=1"}
     assert [row.full_name for row in toy.matching(["1/A/low*"], "quick")] == ["1/A/low*/M=1"]
     assert [row.full_name for row in toy.matching(["1/B/low*/M=1"], "quick")] == ["1/B/low*/M=1"]
 
